@@ -1,0 +1,56 @@
+# Everything a contributor does, from a fresh clone with nothing but Python 3.11 to 3.13 and git:
+# each target that needs an environment makes .venv first, or renews it when its stamp is older than the
+# files that say what to install.
+
+# Candidates are run, not only looked up: version managers leave names on the PATH that do not start.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1 \
+	&& echo $$python && break; done)
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test setup check bench docs clean
+
+help:  ## print this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 12
+
+demo: .venv/.core  ## the attention tour: one equation, many uses, a map in the terminal and as a picture
+	$(BIN)/python examples/tour.py
+
+test: .venv/.dev  ## the whole test suite
+	$(BIN)/python -m pytest -n 2
+
+setup: .venv/.dev  ## make .venv with everything a contributor needs
+
+check: .venv/.dev  ## lint, format, types and the rules of the house
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+bench: .venv/.dev  ## measure attention against the fused kernel, PyTorch and Hugging Face
+	$(BIN)/python benchmarks/attention.py
+
+docs: .venv/.dev  ## try what the pages say: links, commands and Python examples
+	$(BIN)/python -m pytest -q tests/test_docs.py
+
+clean:  ## remove .venv and everything generated
+	rm -rf .venv dist .pytest_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The demo needs matplotlib (for now: the tour draws a PNG) and nothing else beyond the core.
+.venv/.core: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing qkv into .venv (once; minutes when nothing is in pip's cache)" >&2
+	$(INSTALL) -e '.[lab]'
+	@touch $@
+
+# dev contains the demo's extras, so one installation serves both.
+.venv/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing qkv and its test tools into .venv (once; minutes when nothing is in pip's cache)" >&2
+	$(INSTALL) -e '.[dev]'
+	@touch .venv/.core $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 found: install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv .venv

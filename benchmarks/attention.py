@@ -1,0 +1,278 @@
+"""How fast is the attention core, how much memory does it take, and what does watching it cost?
+
+    make bench        (or: python benchmarks/attention.py --rounds 3 --lengths 128 512)
+
+Contenders run in alternating rounds in one process. Time is the median over rounds; extra memory is the
+highest resident size of one run above that before it. The ratios that the project promises are medians
+over paired rounds with their 95 % interval, and the last lines say which promise is not kept.
+"""
+
+import argparse
+import ctypes
+import json
+import math
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.models.bert.modeling_bert import eager_attention_forward
+
+from qkv.attention.attend import Attend
+from qkv.attention.heads import MultiHeadAttention
+from qkv.attention.watch import watch
+
+HEADS, KEY_WIDTH = 8, 64
+WIDTH = HEADS * KEY_WIDTH
+OURS, FULL, ENTROPY = "attend", "attend, watched: full maps", "attend, watched: entropy"
+SDPA = "F.scaled_dot_product_attention"
+MODULE, MODULE_FULL = "MultiHeadAttention", "MultiHeadAttention, watched: full maps"
+TORCH, TORCH_WEIGHTS = "nn.MultiheadAttention", "nn.MultiheadAttention, need_weights"
+
+
+@dataclass
+class Result:
+    """What was measured of one contender at one length and pass."""
+
+    contender: str
+    length: int
+    batch: int
+    backward: bool
+    seconds: list[float] = field(default_factory=list)
+    extra_mebibytes: float = math.nan
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def core_contenders(backward: bool, batch: int, length: int) -> dict[str, Callable[[], object]]:
+    """Attention alone, from given queries, keys and values."""
+    shape = (batch, length, HEADS, KEY_WIDTH)
+    q, k, v = (torch.randn(shape).transpose(1, 2).requires_grad_(backward) for _ in range(3))
+    ours = Attend()
+
+    def watched(keep: str) -> Tensor:
+        with watch(ours, keep=keep):
+            return ours(q, k, v)
+
+    def explicit() -> Tensor:
+        return (q @ k.mT / math.sqrt(KEY_WIDTH)).softmax(-1) @ v
+
+    def hugging_face() -> Tensor:
+        return eager_attention_forward(nn.Module().eval(), q, k, v, None, scaling=KEY_WIDTH**-0.5)[0]
+
+    runs: dict[str, Callable[[], Tensor]] = {
+        OURS: lambda: ours(q, k, v),
+        SDPA: lambda: F.scaled_dot_product_attention(q, k, v),
+        FULL: lambda: watched("full"),
+        ENTROPY: lambda: watched("entropy"),
+        "explicit softmax": explicit,
+        "Hugging Face eager": hugging_face,
+    }
+    return {name: with_gradient(run, backward, [q, k, v]) for name, run in runs.items()}
+
+
+def module_contenders(backward: bool, batch: int, length: int) -> dict[str, Callable[[], object]]:
+    """Whole modules, with their projections."""
+    x = torch.randn(batch, length, WIDTH, requires_grad=backward)
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+    ours = MultiHeadAttention.from_torch(theirs)
+    (
+        ours.train(),
+        theirs.train(),
+    )  # in eval mode torch may take its inference kernel; both are timed as trained
+
+    def watched() -> Tensor:
+        with watch(ours, keep="full"):
+            return ours(x)
+
+    runs: dict[str, Callable[[], Tensor]] = {
+        MODULE: lambda: ours(x),
+        MODULE_FULL: watched,
+        TORCH: lambda: theirs(x, x, x, need_weights=False)[0],
+        TORCH_WEIGHTS: lambda: theirs(x, x, x, need_weights=True, average_attn_weights=False)[0],
+    }
+    leaves = [x, *ours.parameters(), *theirs.parameters()]
+    return {name: with_gradient(run, backward, leaves) for name, run in runs.items()}
+
+
+def with_gradient(run: Callable[[], Tensor], backward: bool, leaves: list[Tensor]) -> Callable[[], object]:
+    """The run alone without autograd, or the run and its backward pass."""
+
+    def forward() -> object:
+        with torch.no_grad():
+            return run()
+
+    def both() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        run().sum().backward()
+
+    return both if backward else forward
+
+
+def measure(rounds: int, length: int, batch: int, backward: bool) -> Iterator[Result]:
+    for contenders in (core_contenders, module_contenders):
+        runs = contenders(backward, batch, length)
+        results = {name: Result(name, length, batch, backward) for name in runs}
+        for name, run in runs.items():
+            results[name].extra_mebibytes = extra_memory(run)  # also the warm-up
+        repeats = max(1, round(0.02 / timed(runs[next(iter(runs))], 1)))
+        for number in range(rounds):
+            order = list(runs) if number % 2 == 0 else list(reversed(runs))
+            for name in order:
+                results[name].seconds.append(timed(runs[name], repeats))
+        yield from results.values()
+
+
+def timed(run: Callable[[], object], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - start) / repeats
+
+
+def extra_memory(run: Callable[[], object]) -> float:
+    """MiB by which one run raises the highest resident size (Linux only, else NaN)."""
+    if not sys.platform.startswith("linux"):
+        run()
+        return math.nan
+    run()  # the first run loads kernels; the second is measured
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the highest resident size starts again from now
+    before = status("VmRSS")
+    run()
+    return max(0.0, status("VmHWM") - before)
+
+
+def status(name: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) / 1024
+
+
+@dataclass
+class Promise:
+    """A ratio between two contenders, or a figure, and its bound."""
+
+    what: str
+    value: float
+    low: float
+    high: float
+    bound: float
+
+    @property
+    def kept(self) -> bool:
+        return self.value <= self.bound
+
+    def __str__(self) -> str:
+        interval = "" if self.low == self.high else f" ({self.low:.3f} to {self.high:.3f})"
+        return f"{'kept' if self.kept else 'SHORT'}: {self.what}: {self.value:.3f}{interval}, promised ≤ {self.bound:g}"
+
+
+def paired(what: str, one: Result, other: Result, bound: float) -> Promise:
+    """The median of ratios over paired rounds; its 95 % interval by order statistics (binomial)."""
+    ratios = sorted(a / b for a, b in zip(one.seconds, other.seconds, strict=True))
+    n = len(ratios)
+    tail, k = 0.0, 0
+    while k < n // 2 and (tail := tail + math.comb(n, k) / 2**n) <= 0.025:
+        k += 1
+    k = max(k - 1, 0)
+    return Promise(what, statistics.median(ratios), ratios[k], ratios[n - 1 - k], bound)
+
+
+def promises(results: list[Result]) -> list[Promise]:
+    by = {(r.contender, r.length, r.backward): r for r in results}
+    found: list[Promise] = []
+    for length, backward in sorted({(r.length, r.backward) for r in results}):
+        at = f"n = {length}, {'forward + backward' if backward else 'forward'}"
+        ours, sdpa = by[OURS, length, backward], by[SDPA, length, backward]
+        if length >= 512:
+            found.append(paired(f"attend ÷ bare fused kernel, {at}", ours, sdpa, 1.05))
+        full, torch_weights = by[MODULE_FULL, length, backward], by[TORCH_WEIGHTS, length, backward]
+        found.append(
+            paired(f"full maps ÷ nn.MultiheadAttention with weights, {at}", full, torch_weights, 1.0)
+        )
+        if length >= 8192 and not backward:
+            entropy = by[ENTROPY, length, backward]
+            found.append(paired(f"watched entropy ÷ unwatched, {at}", entropy, ours, 2.2))
+            extra = entropy.extra_mebibytes - ours.extra_mebibytes
+            found.append(Promise(f"MiB that watching entropy adds, {at}", extra, extra, extra, 64))
+    return found
+
+
+def table(results: list[Result]) -> str:
+    columns = sorted({(r.length, r.batch, r.backward) for r in results})
+    names = list(dict.fromkeys(r.contender for r in results))
+    by = {(r.contender, r.length, r.batch, r.backward): r for r in results}
+    heads = [f"n={n} B={b} {'fwd+bwd' if g else 'fwd'}" for n, b, g in columns]
+    lines = ["| ms (MiB extra) | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    for name in names:
+        cells = [by.get((name, *column)) for column in columns]
+        texts = (f"{1e3 * r.median:.1f} ({r.extra_mebibytes:.0f})" if r else "–" for r in cells)
+        lines.append(f"| {name} | " + " | ".join(texts) + " |")
+    return "\n".join(lines)
+
+
+@contextmanager
+def progress(text: str) -> Iterator[None]:
+    print(f"{text} …", end=" ", flush=True, file=sys.stderr)
+    start = time.perf_counter()
+    yield
+    print(f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
+
+
+def machine() -> dict[str, object]:
+    facts = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform.startswith("linux") else []
+    cpu = next((line.split(":")[1].strip() for line in facts if "model name" in line), platform.processor())
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    return {"cpu": cpu, "threads": torch.get_num_threads(), **versions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="alternating rounds at each length (default 15)"
+    )
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048, 8192], metavar="N")
+    parser.add_argument("--forward-only", action="store_true", help="leave the backward passes out")
+    parser.add_argument("--out", type=Path, help="write the results as JSON to this file")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    results: list[Result] = []
+    for length in options.lengths:
+        batch = 8 if length < 8192 else 1
+        for backward in (False,) if options.forward_only else (False, True):
+            with progress(f"n={length} B={batch} {'forward + backward' if backward else 'forward'}"):
+                results += measure(options.rounds, length, batch, backward)
+    found = promises(results)
+    print(
+        f"H={HEADS} K={KEY_WIDTH} fp32, {', '.join(f'{key} {value}' for key, value in machine().items())}\n"
+    )
+    print(table(results), *found, sep="\n")
+    short = [promise for promise in found if not promise.kept]
+    print(
+        f"\n{len(found) - len(short)} of {len(found)} promises kept."
+        + ("" if short else " Nothing fell short.")
+    )
+    if options.out:
+        data = {
+            "machine": machine(),
+            "results": [asdict(r) for r in results],
+            "promises": [asdict(p) for p in found],
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(data, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

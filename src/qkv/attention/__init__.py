@@ -1,0 +1,1 @@
+"""Attention: the equation, and one obvious place for each choice in it."""

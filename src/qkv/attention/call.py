@@ -1,0 +1,203 @@
+"""One call of the equation: its arguments checked, its choices resolved, its axes brought to one shape.
+
+Axes: B batch, H heads of the queries, G heads of the keys and values, T query length, S key length,
+K key width per head, V value width per head.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from qkv.attention.masks.values import Block, Mask, as_mask, cut
+from qkv.attention.normalize import NORMALIZERS, Normalizer, hard
+from qkv.attention.scores import Score, repeat_heads
+from qkv.errors import QkvError, choose
+
+Beta = float | Tensor | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A checked call; `score` is None once it has been lowered to the dot product of q and k."""
+
+    q_BHTK: Tensor
+    k_BGSK: Tensor
+    v_BGSV: Tensor
+    score: Score | None
+    beta: float | Tensor
+    mask: Mask | None
+    bias: Tensor | None
+    normalize: Normalizer
+    dropout: float
+    shape: tuple[int, ...]  # of the scores, as the caller sees them: (…, T, S)
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        score: Score,
+        beta: Beta,
+        allow: Mask | Tensor | None,
+        bias: Tensor | None,
+        normalize: str | Normalizer,
+        dropout: float,
+    ) -> "Call":
+        """Check the arguments of `attend`; every misfit is one sentence with the shapes in it."""
+        shape = _shape_of_scores(q, k, v)
+        lead, heads = shape[:-3], shape[-3] if len(shape) > 2 else 1
+        if isinstance(normalize, str):
+            normalize = choose("normaliser", normalize, NORMALIZERS)
+        if not 0.0 <= dropout < 1.0:
+            raise QkvError(
+                f"dropout is {dropout}; a share of the weights from 0 up to, not including, 1 is wanted"
+            )
+        if not isinstance(beta, Tensor) and beta == math.inf:
+            beta, normalize = 1.0, hard
+        beta = _resolve_beta(beta, heads, q.shape[-1])
+        q, k, v = _to_four(q, lead), _to_four(k, lead), _to_four(v, lead)
+        lowered = score.lower(q, k)
+        if lowered is not None:
+            q, k = lowered
+            if q.shape[-1] != k.shape[-1]:
+                raise QkvError(
+                    f"queries have key width {q.shape[-1]}, keys {k.shape[-1]}: make them equal, "
+                    "or use a score with a matrix between them, e.g. score=General(key_width, query_width=query_width)"
+                )
+        if k.shape[-3] != v.shape[-3]:  # as with a score that brings its own keys, one set a head
+            k, v = repeat_heads(k, heads), repeat_heads(v, heads)
+        return cls(
+            q_BHTK=q,
+            k_BGSK=k,
+            v_BGSV=v,
+            score=score if lowered is None else None,
+            beta=beta,
+            mask=None if allow is None else as_mask(allow),
+            bias=None if bias is None else _checked_bias(bias, shape).to(q.dtype),
+            normalize=normalize,
+            dropout=dropout,
+            shape=shape,
+        )
+
+    @property
+    def four(self) -> tuple[int, int, int, int]:
+        """B, H, T, S: the shape of the scores with all leading axes as one."""
+        *lead, heads, T, S = (1, *self.shape)
+        return math.prod(lead), heads, T, S
+
+    def allow(self, block: Block | None = None) -> Tensor | None:
+        """The mask in a block of the scores (all of them by default), broadcastable to (B, H, rows, keys)."""
+        block = block or Block.whole(self.shape, self.q_BHTK.device)
+        if self.mask is None:
+            return None
+        allow = self.mask.block(block)
+        if allow is not None and allow.device != self.q_BHTK.device:
+            raise QkvError(
+                f"allow is on {allow.device}, the queries on {self.q_BHTK.device}: move the mask with .to()"
+            )
+        return None if allow is None else _lead_to_one(allow, self.shape[:-3])
+
+    def rows(self, start: int, stop: int) -> tuple["Call", Block]:
+        """The part of this call that belongs to some query rows, without the keys that its mask hides from all."""
+        T, S = self.shape[-2:]
+        block = Block(self.shape, (start, min(stop, T)), (0, S), self.q_BHTK.device)
+        if self.mask is not None:
+            block = replace(block, keys=self.mask.span(block))
+        keys = slice(*block.keys)
+        part = replace(
+            self,
+            q_BHTK=self.q_BHTK[:, :, start:stop],
+            k_BGSK=self.k_BGSK[:, :, keys],
+            v_BGSV=self.v_BGSV[:, :, keys],
+            bias=None if self.bias is None else cut(self.bias, block.rows, block.keys),
+        )
+        return part, block
+
+
+def _shape_of_scores(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    """The shape (…, H, T, S) of the scores, once all shapes, dtypes and devices fit."""
+    shapes = f"q is {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if min(q.dim(), k.dim(), v.dim()) < 2:
+        raise QkvError(f"{shapes}: each needs at least a length and a width, (…, T, K)")
+    if not q.is_floating_point() or len({q.dtype, k.dtype, v.dtype}) > 1:
+        raise QkvError(
+            f"q is {q.dtype}, k {k.dtype}, v {v.dtype}: one floating dtype for all three is wanted"
+        )
+    if len({q.device, k.device, v.device}) > 1:
+        raise QkvError(
+            f"q is on {q.device}, k on {k.device}, v on {v.device}: one device for all three is wanted"
+        )
+    if q.shape[-1] == 0 or k.shape[-1] == 0:
+        raise QkvError(f"{shapes}: a key width of 0 leaves nothing to compare; 1 or more is wanted")
+    if k.shape[-2] != v.shape[-2]:
+        raise QkvError(
+            f"{shapes}: {k.shape[-2]} keys for {v.shape[-2]} values; one value for each key is wanted"
+        )
+    heads = q.shape[-3] if q.dim() > 2 else 1
+    for groups in (x.shape[-3] for x in (k, v) if x.dim() > 2):
+        # Only with a batch axis before it is the third axis from the right surely one of heads.
+        shared = q.dim() > 3 and groups and heads % groups == 0
+        if groups not in (1, heads) and heads != 1 and not shared:
+            raise QkvError(
+                f"{shapes}: {heads} heads of queries cannot share {groups} heads of keys; "
+                "a divisor is wanted, and a batch axis before the heads"
+            )
+        heads = max(heads, groups) if heads == 1 else heads
+    if len({x.shape[-3] for x in (k, v) if x.dim() > 2} - {1}) > 1:
+        raise QkvError(f"{shapes}: keys and values must have the same number of heads, or one of them 1")
+    try:
+        lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    except RuntimeError:
+        raise QkvError(f"{shapes}: the axes before the heads must be equal or 1") from None
+    has_heads = max(q.dim(), k.dim(), v.dim()) > 2
+    return (*lead, *([heads] if has_heads else []), q.shape[-2], k.shape[-2])
+
+
+def _resolve_beta(beta: Beta, heads: int, key_width: int) -> float | Tensor:
+    if beta is None:
+        return 1 / math.sqrt(key_width)
+    if isinstance(beta, Tensor):
+        if beta.numel() not in (1, heads):
+            raise QkvError(
+                f"beta has shape {tuple(beta.shape)} for {heads} heads: give one value, or one a head"
+            )
+        return beta.reshape(-1, 1, 1)
+    if not math.isfinite(beta):
+        raise QkvError(f"beta is {beta}; a finite number, or inf for hard attention, is wanted")
+    return float(beta)
+
+
+def _checked_bias(bias: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if not bias.is_floating_point():
+        raise QkvError(
+            f"bias is {bias.dtype}; numbers to add to the scores are wanted: a boolean mask goes to allow"
+        )
+    fits = bias.dim() <= len(shape) and all(
+        have in (1, want) for have, want in zip(reversed(bias.shape), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise QkvError(
+            f"bias has shape {tuple(bias.shape)}; scores are {shape}: each axis must be theirs or 1"
+        )
+    bias = bias.reshape(*[1] * (2 - bias.dim()), *bias.shape)
+    return _lead_to_one(bias, shape[:-3])
+
+
+def _to_four(x: Tensor, lead: tuple[int, ...]) -> Tensor:
+    """View x (…, heads, T, K) as (B, heads, T, K); a batch axis of 1 stays 1 where one batch axis is all."""
+    if x.dim() == 4 and len(lead) == 1:
+        return x
+    heads = x.shape[-3] if x.dim() > 2 else 1
+    if len(lead) > 1:
+        x = x.expand(*lead, heads, *x.shape[-2:])
+    return x.reshape(math.prod(x.shape[:-3]), heads, *x.shape[-2:])
+
+
+def _lead_to_one(x: Tensor, lead: tuple[int, ...]) -> Tensor:
+    """View a mask or bias, broadcastable to (*lead, H, T, S), as one broadcastable to (B, H, T, S)."""
+    if x.dim() <= 3 or len(lead) <= 1:
+        return x
+    return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])

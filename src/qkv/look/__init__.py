@@ -1,0 +1,1 @@
+"""Pictures of attention, in the terminal and as files."""
