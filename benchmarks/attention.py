@@ -1,6 +1,6 @@
 """How fast is the attention core, how much memory does it take, and what does watching it cost?
 
-    make bench        (or: python benchmarks/attention.py --rounds 3 --lengths 128 512)
+    make bench        (or: python benchmarks/attention.py --seconds 5 --lengths 128 512)
 
 Contenders run in alternating rounds in one process. Time is the median over rounds; extra memory is the
 highest resident size of one run above that before it. The ratios that the project promises are medians
@@ -29,6 +29,13 @@ from qkv.attention.attend import Attend
 from qkv.attention.heads import MultiHeadAttention
 from qkv.attention.watch import watch
 
+PAGE = """# How fast is attention, and what does watching it cost?
+
+Written by `python benchmarks/attention.py --out docs/benchmarks/attention` (`make bench` measures without writing).
+Time is the median of alternating rounds in ms, in brackets the MiB by which one run raises the resident memory.
+*Watched* runs the same attention and keeps its weights, or their entropy, beside the unchanged result. A promise is
+the median of paired rounds with its 95 % interval (all rounds, where there were fewer than six).
+"""
 HEADS, KEY_WIDTH = 8, 64
 WIDTH = HEADS * KEY_WIDTH
 OURS, FULL, ENTROPY = "attend", "attend, watched: full maps", "attend, watched: entropy"
@@ -85,10 +92,7 @@ def module_contenders(backward: bool, batch: int, length: int) -> dict[str, Call
     x = torch.randn(batch, length, WIDTH, requires_grad=backward)
     theirs = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
     ours = MultiHeadAttention.from_torch(theirs)
-    (
-        ours.train(),
-        theirs.train(),
-    )  # in eval mode torch may take its inference kernel; both are timed as trained
+    theirs.train()  # in eval mode torch may take its inference kernel; both are timed as trained
 
     def watched() -> Tensor:
         with watch(ours, keep="full"):
@@ -119,17 +123,19 @@ def with_gradient(run: Callable[[], Tensor], backward: bool, leaves: list[Tensor
     return both if backward else forward
 
 
-def measure(rounds: int, length: int, batch: int, backward: bool) -> Iterator[Result]:
+def measure(seconds: float, length: int, batch: int, backward: bool) -> Iterator[Result]:
+    """Alternating rounds until the time is up, but three at least."""
     for contenders in (core_contenders, module_contenders):
         runs = contenders(backward, batch, length)
         results = {name: Result(name, length, batch, backward) for name in runs}
         for name, run in runs.items():
             results[name].extra_mebibytes = extra_memory(run)  # also the warm-up
         repeats = max(1, round(0.02 / timed(runs[next(iter(runs))], 1)))
-        for number in range(rounds):
-            order = list(runs) if number % 2 == 0 else list(reversed(runs))
-            for name in order:
+        number, stop = 0, time.perf_counter() + seconds / 2
+        while number < 3 or time.perf_counter() < stop:
+            for name in list(runs) if number % 2 == 0 else reversed(runs):
                 results[name].seconds.append(timed(runs[name], repeats))
+            number += 1
         yield from results.values()
 
 
@@ -241,11 +247,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--rounds", type=int, default=15, help="alternating rounds at each length (default 15)"
+        "--seconds", type=float, default=60, help="time for each length and pass (default 60)"
     )
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048, 8192], metavar="N")
     parser.add_argument("--forward-only", action="store_true", help="leave the backward passes out")
-    parser.add_argument("--out", type=Path, help="write the results as JSON to this file")
+    parser.add_argument("--out", type=Path, help="write the results to PATH.json and PATH.md", metavar="PATH")
     options = parser.parse_args()
     torch.manual_seed(0)
     results: list[Result] = []
@@ -253,25 +259,28 @@ def main() -> None:
         batch = 8 if length < 8192 else 1
         for backward in (False,) if options.forward_only else (False, True):
             with progress(f"n={length} B={batch} {'forward + backward' if backward else 'forward'}"):
-                results += measure(options.rounds, length, batch, backward)
+                results += measure(options.seconds, length, batch, backward)
     found = promises(results)
-    print(
-        f"H={HEADS} K={KEY_WIDTH} fp32, {', '.join(f'{key} {value}' for key, value in machine().items())}\n"
-    )
-    print(table(results), *found, sep="\n")
-    short = [promise for promise in found if not promise.kept]
-    print(
-        f"\n{len(found) - len(short)} of {len(found)} promises kept."
-        + ("" if short else " Nothing fell short.")
-    )
+    print(report(results, found))
     if options.out:
         data = {
             "machine": machine(),
-            "results": [asdict(r) for r in results],
-            "promises": [asdict(p) for p in found],
+            "results": [asdict(result) for result in results],
+            "promises": [asdict(promise) for promise in found],
         }
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(data, indent=1) + "\n")
+        options.out.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(f"{PAGE}\n{report(results, found)}\n")
+
+
+def report(results: list[Result], found: list[Promise]) -> str:
+    """Machine, table, promises, and last what fell short."""
+    facts = ", ".join(f"{key} {value}" for key, value in machine().items())
+    short = [promise for promise in found if not promise.kept]
+    end = f"{len(found) - len(short)} of {len(found)} promises kept" + (", not these:" if short else ".")
+    kept = [f"- {promise}" for promise in found if promise.kept]
+    lines = [f"H={HEADS} K={KEY_WIDTH} fp32; {facts}.", "", table(results), "", *kept, "", end, ""]
+    return "\n".join([*lines, *(f"- {promise}" for promise in short)]).rstrip()
 
 
 if __name__ == "__main__":

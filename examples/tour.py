@@ -1,4 +1,4 @@
-"""A tour of attention: one function, four uses, and a look at what each one looks at.
+"""A tour of attention: one function, many uses, and a look at what each one looks at.
 
     make demo        (or: python examples/tour.py)
 

@@ -28,7 +28,9 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 # beartype refuses Self on a method that is decorated on its own, as jaxtyping's hook does.
-check = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({Self: object})))
+check = beartype(
+    conf=BeartypeConf(hint_overrides=FrozenDict({Self: object}), is_pep484_tower=True)
+)  # 0 is a float, too
 
 
 def axes(name: str) -> str | None:

@@ -5,7 +5,7 @@ overriding one is the business of `qkv.recipe.config`.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from reprlib import repr as short
 from types import NoneType, UnionType
@@ -25,6 +25,11 @@ _RULES = ConfigDict(
     validate_default=True,
     ser_json_inf_nan="constants",  # pydantic's own default writes infinity as null
 )
+
+
+def one_of(registry: Iterable[str]) -> Any:
+    """For `Annotated[str, one_of(SCORES)]`: the JSON Schema lists the names, so that editors can offer them."""
+    return Field(json_schema_extra={"enum": [*sorted(registry)]})
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field, Field))

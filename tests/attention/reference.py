@@ -121,8 +121,9 @@ def causal(T: int, S: int, offset: int | None = None) -> Array:
     return pairs(T, S, lambda i, j: j <= i + move)
 
 
-def window(T: int, S: int, distance: int) -> Array:
-    return pairs(T, S, lambda i, j: -distance <= i - j <= distance)
+def window(T: int, S: int, distance: int, offset: int | None = None) -> Array:
+    move = 0 if offset is None else offset - (S - T)
+    return pairs(T, S, lambda i, j: -distance <= i + move - j <= distance)
 
 
 def lengths(counts: list[int], S: int) -> Array:
@@ -132,9 +133,11 @@ def lengths(counts: list[int], S: int) -> Array:
     )
 
 
-def documents(ids: list[list[int]], T: int) -> Array:
+def documents(ids: list[list[int]], T: int, offset: int | None = None) -> Array:
     """allow_B1TS."""
-    return np.stack([pairs(T, len(row), lambda i, j: row[i] == row[j]) for row in ids])[:, None]  # noqa: B023
+    move = 0 if offset is None else offset - (len(ids[0]) - T)
+    same = [pairs(T, len(row), lambda i, j: row[i + move] == row[j]) for row in ids]  # noqa: B023
+    return np.stack(same)[:, None]
 
 
 # The equation

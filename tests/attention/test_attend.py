@@ -424,7 +424,7 @@ def test_weights_keep_the_leading_axes(shapes: list[tuple[int, ...]]):
 GRADCHECKS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"allow": masks.causal()},
-    "rows with nothing allowed": {"allow": masks.window(1) & ~masks.causal(0)},
+    "rows with nothing allowed": {"allow": masks.window(1, offset=0) & ~masks.causal(0)},
     "padding": {"allow": masks.padding(torch.tensor([2]))},
     "beta per head": {"beta": torch.tensor([0.5, -1.5], dtype=torch.float64)},
     "bias": {"bias": numbers(2, 3, 5)},

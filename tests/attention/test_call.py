@@ -180,8 +180,8 @@ MISFITS: list[tuple[list[Tensor], dict[str, Any], str]] = [
     (
         FITTING,
         {"allow": torch.zeros(5, 7)},
-        "allow is torch.float32; True = may attend is wanted: turn an additive mask into one with "
-        "masks.from_sdpa(mask), or pass it as bias",
+        "allow is torch.float32; True = may attend is wanted: part an additive mask with "
+        "allow, bias = masks.split_additive(mask)",
     ),
     (
         FITTING,

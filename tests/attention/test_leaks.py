@@ -307,3 +307,19 @@ def test_a_model_without_positions_cannot_be_compared():
         leak(model)
         == "no module's output has axes (batch, length) = (2, 7) like the input: there is nothing to compare"
     )
+
+
+@pytest.mark.parametrize("leak", range(7))
+def test_a_single_wrong_cell_is_found_wherever_it_is(leak: int):
+    class OneCell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = MultiHeadAttention(AttentionConfig(width=6, heads=2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            allow = torch.ones(8, 8).tril().bool()
+            allow[leak, leak + 1] = True
+            return self.attention(x, allow=allow)
+
+    with pytest.raises(QkvError, match=f"^position {leak} of 'attention.attend'"):
+        masks.check_leaks(OneCell(), torch.randn(2, 8, 6))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.attention import reference
-from tests.attention.strategies import composed
+from tests.attention.strategies import composed, composed_at, offsets
 from torch import Tensor
 
 from qkv import QkvError, attend, masks
@@ -126,7 +126,8 @@ sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
 @given(st.data(), sizes)
 def test_composition_means_what_it_says(data: st.DataObject, size: tuple[int, int]):
     T, S = size
-    (one, one_BHTS), (other, other_BHTS) = (data.draw(composed(B, H, T, S)) for _ in range(2))
+    offset = data.draw(offsets(T, S))
+    (one, one_BHTS), (other, other_BHTS) = (data.draw(composed_at(B, H, T, S, offset)) for _ in range(2))
     assert (dense(one, T, S) == one_BHTS).all()
     assert (dense(one & other, T, S) == (one_BHTS & other_BHTS)).all()
     assert (dense(one | other, T, S) == (one_BHTS | other_BHTS)).all()
@@ -376,3 +377,15 @@ def test_a_mask_of_your_own_needs_only_block():
     allow_TS = reference.pairs(6, 6, lambda i, j: j % 2 == 0 and j <= i)
     want = reference.attend(q.numpy(), k.numpy(), v.numpy(), allow=allow_TS)
     assert np.abs(attend(q, k, v, allow=Even() & masks.causal()).numpy() - want).max() <= 1e-12
+
+
+def test_masks_of_positions_share_their_offset():
+    """A static cache: 8 keys, the one query stands at position 3."""
+    near = masks.causal(offset=3) & masks.window(1, offset=3)
+    assert near.dense((1, 8)).nonzero()[:, 1].tolist() == [2, 3]
+    ids = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2])
+    assert (masks.causal(3) & masks.documents(ids, offset=3)).dense((1, 8)).nonzero()[:, 1].tolist() == [2, 3]
+    with pytest.raises(QkvError, match=r"have offsets 3 and None; .* give both the same offset$"):
+        masks.causal(offset=3) & masks.window(1)
+    with pytest.raises(QkvError, match=r"queries reach position 9: give more ids$"):
+        masks.documents(ids, offset=8).dense((1, 8))

@@ -313,7 +313,7 @@ class Calls(Reducer):
 def test_a_reducer_of_ones_own(monkeypatch: pytest.MonkeyPatch):
     q = torch.randn(B, H, 7, K)
     whole = keep("full", q, q).diagonal(dim1=-2, dim2=-1)
-    monkeypatch.setattr(module, "BLOCK", 2 * B * H * 7)
+    monkeypatch.setattr(module, "BLOCK", 2 * 7)
     torch.testing.assert_close(keep(Diagonal(), q, q, masks.window(7)), whole)
     assert torch.equal(keep(Calls(), q, q), torch.full((B, H), 4.0))
 
@@ -385,9 +385,9 @@ def test_blocks_skip_the_keys_that_a_causal_mask_hides():
 
     q = torch.randn(1, HEADS, 512, 8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", HEADS * 512 * 128)
+        patch.setattr(module, "BLOCK", 512 * 128)
         keep(Spans(), q, q, masks.causal())
-    assert spans == [((t, t + 128), (0, t + 128), t + 128) for t in range(0, 512, 128)]
+    assert spans == HEADS * [((t, t + 128), (0, t + 128), t + 128) for t in range(0, 512, 128)]
 
 
 def test_rows_say_whether_they_are_softmax():
@@ -407,3 +407,28 @@ def test_max_logit_is_that_of_the_scaled_and_biased_scores():
     with watch(attend, keep=MaxLogit()) as seen:
         attend(q, k, k, bias=bias)
     torch.testing.assert_close(seen["attend"], (3.0 * score(q, k) + bias).amax((-1, -2)).detach())
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_batch_that_only_the_mask_or_the_bias_has(name: str):
+    q, k, v = torch.randn(1, 3, 5, 4), torch.randn(1, 3, 7, 4), torch.randn(2, 3, 7, 4)
+    allow = masks.padding(torch.tensor([5, 2]))
+    expanded = [x.expand(2, -1, -1, -1) for x in (q, k, v)]
+    bias = torch.randn(2, 1, 5, 7)
+
+    def kept(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        attention = Attend()
+        with watch(attention, keep=name) as seen:
+            attention(q, k, v, allow=allow, bias=bias)
+        return seen["attend"]
+
+    torch.testing.assert_close(kept(q, k, v), kept(*expanded))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e5, 1e8])
+def test_entropy_of_large_logits(size: float):
+    """Two equal keys far above a third: log 2, however large the logits are."""
+    attention, k = Attend(beta=1.0), torch.tensor([[1.0], [1.0], [-1.0]])
+    with watch(attention, keep="entropy") as seen:
+        attention(torch.tensor([[10 * size]]), k, k)
+    torch.testing.assert_close(seen["attend"], torch.tensor([math.log(2)]), rtol=1e-6, atol=1e-6)

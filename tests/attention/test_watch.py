@@ -172,13 +172,15 @@ def test_weights_are_seen_before_dropout():
     torch.testing.assert_close(seen["attend"].sum(-1), torch.ones(B, H, T))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_what_is_seen_is_fp32_whatever_the_model_is(dtype: torch.dtype):
+@pytest.mark.parametrize(
+    ("dtype", "seen_as"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)]
+)
+def test_what_is_seen_is_fp32_at_least(dtype: torch.dtype, seen_as: torch.dtype):
     m = MultiHeadAttention(AttentionConfig(width=D, heads=H)).to(dtype)
     with watch(m) as seen:
         m(torch.randn(B, T, D, dtype=dtype))
-    assert seen["attend"].dtype == torch.float32
-    torch.testing.assert_close(seen["attend"].sum(-1), torch.ones(B, H, T))
+    assert seen["attend"].dtype == seen_as
+    torch.testing.assert_close(seen["attend"].sum(-1), torch.ones(B, H, T, dtype=seen_as))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, nullcontext])
@@ -417,6 +419,21 @@ def test_autocast_is_watched_as_it_runs(length: int, score: str):
         m(x)
     assert seen["attend"].dtype == torch.float32
     torch.testing.assert_close(seen["attend"], exact["attend"], rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("score", ["dot", "gaussian", "cosine"])
+def test_under_autocast_the_weights_are_those_of_its_queries_in_fp32(score: str):
+    """The queries and keys are rounded, as in the run; their products are not rounded once more."""
+    m = MultiHeadAttention(AttentionConfig(width=D, heads=H, score=score))
+    taken: list[Tensor] = []
+    m.attend.register_forward_hook(lambda _, args, out: taken.extend(args))
+    with autocast(), watch(m) as seen:
+        m(torch.randn(B, T, D))
+    q, k, _ = taken
+    assert q.dtype == torch.bfloat16
+    q, k = SCORES[score]().lower(q, k) or (q, k)
+    wanted = weights(q.double(), k.double(), beta=K**-0.5)
+    torch.testing.assert_close(seen["attend"].double(), wanted, rtol=0, atol=1e-6)
 
 
 def test_no_queries_no_batch_and_no_keys_run_as_they_do_unwatched():

@@ -183,3 +183,20 @@ def test_compiles_whole_and_agrees(cross: bool):
     layer, x, memory = build(cross=cross), tokens(), tokens(S, seed=2) if cross else None
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     close(compiled(x, memory, allow=masks.causal()), layer(x, memory, allow=masks.causal()))
+
+
+def test_rows_share_the_memory_of_their_sentence():
+    """Four rows, two for each sentence, look as if each had a memory of its own; other numbers are refused."""
+    attention = AttentionConfig(width=6, heads=2)
+    layer = Layer(
+        LayerConfig(attention=attention, feedforward=FeedForwardConfig(width=6, hidden=5), cross=True)
+    ).double()
+    x_BTD, memory_BSE = torch.randn(4, 3, 6).double(), torch.randn(2, 5, 6).double()
+    keep_BS = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
+    shared = layer(x_BTD, memory_BSE, cross_allow=masks.padding(keep_BS))
+    each = memory_BSE.repeat_interleave(2, 0), masks.padding(keep_BS.repeat_interleave(2, 0))
+    torch.testing.assert_close(shared, layer(x_BTD, each[0], cross_allow=each[1]))
+    torch.testing.assert_close(layer(x_BTD, memory_BSE[:1]), layer(x_BTD, memory_BSE[:1].expand(4, -1, -1)))
+    with pytest.raises(QkvError, match=r"^3 rows look at a memory of 2 sentences: "):
+        layer(x_BTD[:3], memory_BSE)
+    assert layer(x_BTD[:0], memory_BSE[:0]).shape == (0, 3, 6)

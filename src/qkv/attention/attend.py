@@ -25,7 +25,7 @@ from qkv.attention.call import Beta, Call
 from qkv.attention.masks.values import Causal, Mask
 from qkv.attention.normalize import NORMALIZERS, Normalizer, softmax
 from qkv.attention.scores import Dot, Score, grouped_product
-from qkv.errors import choose
+from qkv.errors import QkvError, choose
 
 # Measured on two Zen 5 cores: below 256×256 scores a head, batched products beat the fused kernel, whose
 # backward pass is slow on short rows; above, the kernel wins.
@@ -53,9 +53,10 @@ def attend(
 
     Leading axes broadcast; keys and values may have fewer heads than queries if the numbers divide.
     `beta` is 1/√K by default, any number, or a tensor with one value a head; 0 is the plain average of
-    the allowed values, `math.inf` is hard attention (the first of the best keys). `allow` is a mask or a
-    boolean tensor over (…, T, S), True = may attend; a query with nothing allowed gets zeros and sends
-    no gradient. `bias` is finite and added to the scaled scores; `dropout` drops weights.
+    the allowed values, `math.inf` is hard attention: the first of the keys with the best score + bias,
+    whatever `normalize` says. `allow` is a mask or a boolean tensor over (…, T, S), True = may attend; a
+    query with nothing allowed gets zeros and sends no gradient. `bias` is added to the scaled scores; it
+    must be finite, and so must what stands at forbidden keys. `dropout` drops weights.
     Returns out_BHTV. (Vaswani et al. 2017, eq. 1.)
     """
     return compute(Call.of(q_BHTK, k_BGSK, v_BGSV, score, beta, allow, bias, normalize, dropout))
@@ -106,9 +107,9 @@ def path(call: Call) -> Path:
     too_short = on_cpu and T * S < FUSED_FROM
     too_random = on_cpu and call.dropout > 0
     if call.normalize is not softmax or call.score is not None or trains_bias or too_short or too_random:
-        return Path("products", in_blocks=T > 1 and B * H * T * S > WHOLE_UP_TO)
-    masked_by_query = call.mask is not None and call.mask.per_query and not _plainly_causal(call)
-    return Path("fused", in_blocks=masked_by_query and T > 1 and B * T * S > WHOLE_UP_TO)
+        depth = 1 if call.score is None else call.score.depth
+        return Path("products", in_blocks=T > 1 and B * H * T * S * depth > WHOLE_UP_TO)
+    return Path("fused", in_blocks=T > 1 and _mask_size(call) > WHOLE_UP_TO)
 
 
 def _whole(call: Call, kernel: str) -> Tensor:
@@ -123,13 +124,13 @@ def _whole(call: Call, kernel: str) -> Tensor:
 def _in_blocks(call: Call, kernel: str) -> Tensor:
     """Block after block of query rows; returns out_BHTV."""
     B, H, T, S = call.four
-    step = max(1, BLOCK // (B * S * (H if kernel == "products" else 1)))
+    depth = 1 if call.score is None else call.score.depth
+    size = B * H * T * S * depth if kernel == "products" else _mask_size(call)
+    step = max(1, BLOCK * T // size)
 
     def rows(start: int) -> Tensor:
         part, block = call.rows(start, start + step)
-        allow = call.allow(
-            block
-        )  # built here, so that the backward pass builds it again instead of keeping it
+        allow = call.allow(block)  # built here: the backward pass builds it again instead of keeping it
         return _products(part, allow) if kernel == "products" else _fused(part, allow)
 
     if not torch.is_grad_enabled():
@@ -143,9 +144,8 @@ def _fused(call: Call, allow_BHTS: Tensor | None, causal: bool = False) -> Tenso
     """torch's kernel; returns out_BHTV."""
     q_BHTK, k_BGSK, v_BGSV = call.q_BHTK, call.k_BGSK, call.v_BGSV
     scale = call.beta
-    if (
-        isinstance(scale, Tensor) or scale <= 0
-    ):  # torch 2.13 scales its causal -inf too: NaN for a scale of 0 or less
+    # torch 2.13 scales its causal -inf too, which is NaN for a scale of 0 or less.
+    if isinstance(scale, Tensor) or scale <= 0:
         q_BHTK, scale = (q_BHTK * scale).to(q_BHTK.dtype), 1.0
     mask = allow_BHTS
     if call.bias is not None:
@@ -186,14 +186,11 @@ def logits(call: Call, allow_BHTS: Tensor | None) -> Tensor:
         logits_BHTS = (call.score(call.q_BHTK, call.k_BGSK) * call.beta).to(call.q_BHTK.dtype)
     if call.bias is not None:
         logits_BHTS = logits_BHTS + call.bias
-    return mask_logits(logits_BHTS, allow_BHTS)
+    return logits_BHTS if allow_BHTS is None else hide(logits_BHTS, allow_BHTS)
 
 
-def mask_logits(logits_BHTS: Tensor, allow_BHTS: Tensor | None) -> Tensor:
-    """The lowest finite number where not allowed."""
-    if allow_BHTS is None:
-        return logits_BHTS
-    # Not -inf: a row of nothing but -inf would be NaN, and its gradient too.
+def hide(logits_BHTS: Tensor, allow_BHTS: Tensor) -> Tensor:
+    """The lowest finite number where not allowed: a row of nothing but -inf would be NaN, and its gradient too."""
     return logits_BHTS.masked_fill(~allow_BHTS, torch.finfo(logits_BHTS.dtype).min)
 
 
@@ -209,9 +206,19 @@ def zero_blocked(x_BHTX: Tensor, allow_BHTS: Tensor | None) -> Tensor:
     return x_BHTX.masked_fill(~allow_BHTS.any(dim=-1, keepdim=True), 0)
 
 
+def _mask_size(call: Call) -> int:
+    """How many elements the mask has that the fused kernel is given; 0 if it needs none for each query."""
+    B, _, T, S = call.four
+    if call.mask is None:
+        return 0  # a bias alone goes in as it is
+    if call.bias is not None:  # the two become one, with the bias's heads
+        return B * T * S * (call.bias.shape[-3] if call.bias.dim() > 2 else 1)
+    return B * T * S if call.mask.per_query and not _plainly_causal(call) else 0
+
+
 def _plainly_causal(call: Call) -> bool:
     """Whether the kernel's own causal flag, which aligns query 0 with key 0, says what the mask says."""
-    return isinstance(call.mask, Causal) and call.mask.first_position(call.shape) == 0 and call.bias is None
+    return isinstance(call.mask, Causal) and call.mask.first(call.shape) == 0 and call.bias is None
 
 
 class Attend(nn.Module):
@@ -227,7 +234,14 @@ class Attend(nn.Module):
     ):
         super().__init__()
         self.score = score or Dot()
-        self.beta = beta
+        if isinstance(beta, Tensor) and not isinstance(beta, nn.Parameter):
+            self.register_buffer("beta", beta)
+        else:
+            self.beta = beta
+        if not 0.0 <= dropout < 1.0:
+            raise QkvError(
+                f"dropout is {dropout}; a share of the weights from 0 up to, not including, 1 is wanted"
+            )
         self.normalize = choose("normaliser", normalize, NORMALIZERS)
         self.dropout = dropout
 

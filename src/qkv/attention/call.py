@@ -32,6 +32,7 @@ class Call:
     normalize: Normalizer
     dropout: float
     shape: tuple[int, ...]  # of the scores, as the caller sees them: (…, T, S)
+    place: tuple[slice, slice] = (slice(None), slice(None))  # which batch entries and heads of them
 
     @classmethod
     def of(
@@ -98,7 +99,14 @@ class Call:
             raise QkvError(
                 f"allow is on {allow.device}, the queries on {self.q_BHTK.device}: move the mask with .to()"
             )
-        return None if allow is None else _lead_to_one(allow, self.shape[:-3])
+        return None if allow is None else _of_heads(_lead_to_one(allow, self.shape[:-3]), *self.place)
+
+    def heads(self, batch: slice, heads: slice) -> "Call":
+        """The part of this call that belongs to some batch entries and heads."""
+        q, k, v = (_of_heads(x, batch, heads) for x in (self.q_BHTK, self.k_BGSK, self.v_BGSV))
+        beta = _of_heads(self.beta, batch, heads) if isinstance(self.beta, Tensor) else self.beta
+        bias = None if self.bias is None else _of_heads(self.bias, batch, heads)
+        return replace(self, q_BHTK=q, k_BGSK=k, v_BGSV=v, beta=beta, bias=bias, place=(batch, heads))
 
     def rows(self, start: int, stop: int) -> tuple["Call", Block]:
         """The part of this call that belongs to some query rows, without the keys that its mask hides from all."""
@@ -164,6 +172,11 @@ def _resolve_beta(beta: Beta, heads: int, key_width: int) -> float | Tensor:
             raise QkvError(
                 f"beta has shape {tuple(beta.shape)} for {heads} heads: give one value, or one a head"
             )
+        # Reading it would break a compiled graph, and stop a GPU's queue.
+        if beta.device.type == "cpu" and not torch.compiler.is_compiling() and not beta.isfinite().all():
+            raise QkvError(
+                f"beta is {beta.tolist()}; finite numbers are wanted: hard attention takes the number math.inf"
+            )
         return beta.reshape(-1, 1, 1)
     if not math.isfinite(beta):
         raise QkvError(f"beta is {beta}; a finite number, or inf for hard attention, is wanted")
@@ -194,6 +207,13 @@ def _to_four(x: Tensor, lead: tuple[int, ...]) -> Tensor:
     if len(lead) > 1:
         x = x.expand(*lead, heads, *x.shape[-2:])
     return x.reshape(math.prod(x.shape[:-3]), heads, *x.shape[-2:])
+
+
+def _of_heads(x: Tensor, batch: slice, heads: slice) -> Tensor:
+    """Some batch entries and heads of something broadcastable to (B, H, T, S), its axes of size 1 left alone."""
+    if x.dim() > 3 and x.shape[0] > 1:
+        x = x[batch]
+    return x[..., heads, :, :] if x.dim() > 2 and x.shape[-3] > 1 else x
 
 
 def _lead_to_one(x: Tensor, lead: tuple[int, ...]) -> Tensor:

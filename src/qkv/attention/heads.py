@@ -5,7 +5,7 @@ values, K key width per head, V value width per head; E and F widths of what key
 """
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from qkv.attention.memory import Memory
 from qkv.attention.normalize import NORMALIZERS
 from qkv.attention.positions import Position
 from qkv.attention.scores import SCORES
-from qkv.config import config
+from qkv.config import config, one_of
 from qkv.errors import QkvError, choose
 
 
@@ -36,12 +36,12 @@ class AttentionConfig:
     """Width of a value in one head; None: the key width."""
     inputs: tuple[int, int, int] | None = None
     """Widths of the inputs of queries, keys and values, where they differ from width."""
-    score: str = "dot"
-    """How queries and keys are compared: dot, general, concat, location, gaussian, cosine."""
+    score: Annotated[str, one_of(SCORES)] = "dot"
+    """How queries and keys are compared."""
     beta: float | Literal["learned"] | None = None
     """Scale of the scores; None: 1 / sqrt(key width); inf: hard attention; learned: one for each head."""
-    normalize: str = "softmax"
-    """How scores become weights: softmax, hard, sigmoid, sparsemax, entmax15."""
+    normalize: Annotated[str, one_of(NORMALIZERS)] = "softmax"
+    """How scores become weights."""
     bias: bool = True
     """Whether the four projections add a bias."""
     qk_norm: bool = False
@@ -190,6 +190,10 @@ class MultiHeadAttention(nn.Module):
                 "as the config's width or inputs say"
             )
         width = self.config.value_head_width if name == "value" else self.config.query_head_width
+        if x_BTD.dtype != projection.weight.dtype and not torch.is_autocast_enabled(x_BTD.device.type):
+            raise QkvError(
+                f"{name} is {x_BTD.dtype}, the weights are {projection.weight.dtype}: move one with .to(), or use autocast"
+            )
         return projection(x_BTD).unflatten(-1, (-1, width)).transpose(-3, -2)
 
     @classmethod
@@ -218,7 +222,12 @@ class MultiHeadAttention(nn.Module):
 
     def to_torch(self) -> nn.MultiheadAttention:
         """The same attention as torch's module (batch_first), with copied weights."""
-        c, plain = self.config, AttentionConfig(width=self.config.width, heads=self.config.heads)
+        c = self.config
+        if c.width % c.heads:
+            raise QkvError(
+                f"nn.MultiheadAttention has no place for width={c.width} with heads={c.heads}: only a divisor converts"
+            )
+        plain = AttentionConfig(width=c.width, heads=c.heads)
         same = ("key_heads", "query_head_width", "value_head_width", "score", "beta", "normalize", "qk_norm")
         other = [name for name in same if getattr(c, name) != getattr(plain, name)]
         if other or c.input_widths[0] != c.width:

@@ -32,10 +32,23 @@ class Position(nn.Module):
 
     @classmethod
     def sized(
-        cls, *, width: int, heads: int, key_width: int, length: int, grid: tuple[int, int] | None = None
+        cls,
+        *,
+        width: int,
+        heads: int,
+        key_width: int,
+        length: int,
+        grid: tuple[int, int] | None = None,
+        causal: bool = False,
     ) -> "Position":
         """One that fits a model of these sizes; of them the kind gets those that it names in `takes`."""
-        sizes = {"width": width, "heads": heads, "key_width": key_width, "length": length}
+        sizes = {
+            "width": width,
+            "heads": heads,
+            "key_width": key_width,
+            "length": length,
+            "bidirectional": not causal,
+        }
         return cls(**{name: sizes[name] for name in cls.takes})
 
 
@@ -93,7 +106,14 @@ class Grid(Position):
 
     @classmethod
     def sized(
-        cls, *, width: int, heads: int, key_width: int, length: int, grid: tuple[int, int] | None = None
+        cls,
+        *,
+        width: int,
+        heads: int,
+        key_width: int,
+        length: int,
+        grid: tuple[int, int] | None = None,
+        causal: bool = False,
     ) -> "Position":
         if grid is None:
             raise QkvError("grid positions got grid=None; they are for pictures: give grid=(rows, columns)")
@@ -167,7 +187,7 @@ class Relative(Position):
     else they share that of distance 0.
     """
 
-    takes = ("heads",)
+    takes = ("heads", "bidirectional")
 
     def __init__(self, heads: int, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True):
         super().__init__()
@@ -233,6 +253,8 @@ def _rows(table_SD: Tensor, x_BTD: Tensor, offset: int, *, fix: str) -> Tensor:
     (S, width), (T, D) = table_SD.shape, x_BTD.shape[-2:]
     if width != D:
         raise QkvError(f"x has width {D}; the positions have width {width}: build both with the same")
+    if offset < 0:
+        raise QkvError(f"offset is {offset}; the position of the first token, 0 or more, is wanted")
     if offset + T > S:
         raise QkvError(f"x reaches position {offset + T}; the table holds {S}: {fix}")
     return table_SD[offset : offset + T].to(x_BTD.dtype)

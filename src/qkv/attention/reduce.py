@@ -5,26 +5,35 @@ Axes: B batch, H heads, T query length (a block's rows here), S key length (a bl
 A reducer sees one block of rows at a time, so its memory is O(rows · block) unless it keeps full maps.
 """
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.attention.attend import logits, mask_logits, normalised, zero_blocked
+from qkv.attention.attend import hide, logits, normalised, zero_blocked
 from qkv.attention.call import Call
 from qkv.attention.masks.values import Block
 from qkv.attention.normalize import softmax
+from qkv.attention.scores import repeat_heads
 from qkv.errors import QkvError
 
 BLOCK = 1 << 20
 """Scores in a block: 4 MiB in fp32, so that the passes over it stay in the processor's cache."""
+ROWS = 256
+"""Most rows in a block: enough for fast products, few enough to skip what a causal mask hides from all."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of the weights of one call, in fp32, at the keys that a mask leaves them."""
+    """Some rows of the weights of some heads, in fp32, at the keys that a mask leaves them.
+
+    Both tensors are buffers that the next block fills again: a reducer may overwrite them, not keep them.
+    """
 
     logits_BHTS: Tensor
     weights_BHTS: Tensor
@@ -60,14 +69,11 @@ class Entropy(Reducer):
         weights_BHTS, logits_BHTS = rows.weights_BHTS, rows.logits_BHTS
         if not rows.is_softmax or weights_BHTS.shape[-1] == 0:
             return torch.special.entr(weights_BHTS).sum(-1)
-        # For softmax, -Σ p log p = log Σ exp(s) - Σ p s: no logarithm for each key. At the likeliest key,
-        # log Σ exp(s) is s - log p.
-        top_BHT1 = weights_BHTS.argmax(-1, keepdim=True)
-        top_weight_BHT1 = weights_BHTS.gather(-1, top_BHT1)
-        log_sum_BHT1 = logits_BHTS.gather(-1, top_BHT1) - top_weight_BHT1.log()
-        mean_BHT1 = (weights_BHTS.unsqueeze(-2) @ logits_BHTS.unsqueeze(-1)).squeeze(-1)
-        entropy_BHT1 = (log_sum_BHT1 - mean_BHT1).clamp(min=0)
-        return entropy_BHT1.masked_fill(top_weight_BHT1 == 0, 0).squeeze(-1)  # 0: a row with nothing allowed
+        # For softmax, log p = s - max s + log max p: no logarithm for each key.
+        top_weight_BHT, top_BHT1 = weights_BHTS.amax(-1), logits_BHTS.amax(-1, keepdim=True)
+        below_BHT = weights_BHTS.mul_(logits_BHTS.sub_(top_BHT1)).sum(-1)
+        entropy_BHT = (-top_weight_BHT.log() - below_BHT).clamp(min=0)
+        return entropy_BHT.masked_fill(top_weight_BHT == 0, 0)  # 0: a row with nothing allowed
 
 
 class TopK(Reducer):
@@ -88,7 +94,7 @@ class Distance(Reducer):
 
     def reduce(self, rows: Rows) -> Tensor:
         i, j = rows.block.positions()
-        return (rows.weights_BHTS * (i - j).abs()).sum(-1)
+        return rows.weights_BHTS.mul_((i - j).abs()).sum(-1)
 
 
 class ColumnMass(Reducer):
@@ -119,38 +125,104 @@ class MaxLogit(Reducer):
         return torch.maximum(one, other)
 
 
+@torch.no_grad()
 def reduce_weights(call: Call, reducer: Reducer) -> Tensor:
     """Recompute a call's weights block by block and keep what the reducer keeps."""
-    B, H, T, S = call.four
-    step = max(1, BLOCK // max(1, B * H * S))
+    B, H, T, _ = call.four
+    call, blocks = _in_fp32(call), list(_blocks(call))
+    buffers = Buffers()
+    if len(blocks) == 1:
+        return _outwards(call, reducer.reduce(buffers.rows(call, 0, T)))
     kept: Tensor | None = None
-    for start in range(0, max(T, 1), step):  # no queries: one empty block
-        stop = min(start + step, T)
-        piece = reducer.reduce(_rows(call, start, stop))
-        if not reducer.by_row:
-            kept = piece if kept is None else reducer.merge(kept, piece)
-        elif stop - start == T:
-            kept = piece
+    for batch, heads, start, stop in blocks:
+        piece = reducer.reduce(buffers.rows(call.heads(batch, heads), start, stop))
+        if kept is None:
+            kept = piece.new_empty(
+                (B, H, T, *piece.shape[3:]) if reducer.by_row else (B, H, *piece.shape[2:])
+            )
+        if reducer.by_row:
+            kept[batch, heads, start:stop] = piece
         else:
-            kept = piece.new_empty(B, H, T, *piece.shape[3:]) if kept is None else kept
-            kept[:, :, start:stop] = piece
+            kept[batch, heads] = piece if start == 0 else reducer.merge(kept[batch, heads], piece)
     assert kept is not None, "there is always one block"
-    lead = call.shape[:-2]
-    return kept.reshape((*lead, *kept.shape[2:]))
+    return _outwards(call, kept)
 
 
-def _rows(call: Call, start: int, stop: int) -> Rows:
-    part, block = call.rows(start, stop)
-    if part.score is None:  # a score with weights of its own stays in their dtype
-        part = replace(part, q_BHTK=part.q_BHTK.float(), k_BGSK=part.k_BGSK.float())
-    allow_BHTS, device = call.allow(block), call.q_BHTK.device.type
-    # autocast would take a dot product back to bf16, but a score with weights of its own may need it
-    with torch.autocast(device, enabled=part.score is not None and torch.is_autocast_enabled(device)):
-        logits_BHTS = logits(part, None).float()
-    # masked only now: the lowest finite number of another dtype is not that of fp32
-    logits_BHTS = mask_logits(logits_BHTS, allow_BHTS).expand(*call.four[:2], -1, -1)
-    weights_BHTS = zero_blocked(normalised(part, logits_BHTS), allow_BHTS)
-    return Rows(logits_BHTS, weights_BHTS, block, call.normalize is softmax)
+def _outwards(call: Call, kept_BHX: Tensor) -> Tensor:
+    """What was kept, with the leading axes of the caller."""
+    kept_BHX = kept_BHX.expand((*call.four[:2], *kept_BHX.shape[2:]))
+    return kept_BHX.reshape((*call.shape[:-2], *kept_BHX.shape[2:]))
+
+
+def _in_fp32(call: Call) -> Call:
+    """Queries and keys to compute with, at least in fp32; those of a score with weights of its own stay in their dtype."""
+    if call.score is not None:
+        return call
+    B, H, T, _ = call.four
+    wide = torch.promote_types(call.q_BHTK.dtype, torch.float32)
+    k_BHSK, no_v_BHSV = (repeat_heads(x, H) for x in (call.k_BGSK, call.v_BGSV[..., :0]))
+    return replace(
+        call,
+        q_BHTK=(call.q_BHTK.to(wide) * call.beta).to(wide).expand(B, H, T, -1),
+        k_BGSK=k_BHSK.to(wide).contiguous(),
+        v_BGSV=no_v_BHSV,
+        beta=1.0,
+        bias=None if call.bias is None else call.bias.to(wide),
+    )
+
+
+def _blocks(call: Call) -> Iterator[tuple[slice, slice, int, int]]:
+    """Batch entries, heads and rows: many rows of one head rather than few of all, which products are slow on."""
+    B, H, T, S = (max(size, 1) for size in call.four)  # no queries: one empty block
+    row = S * (1 if call.score is None else call.score.depth * H)
+    rows = min(T, ROWS, max(1, BLOCK // row))
+    heads = H if call.score is not None else min(H, max(1, BLOCK // (rows * row)))
+    batch = min(B, max(1, BLOCK // (rows * row * heads))) if heads == H else 1
+    for b, h, t in product(range(0, B, batch), range(0, H, heads), range(0, T, rows)):
+        yield slice(b, b + batch), slice(h, h + heads), t, min(t + rows, call.four[2])
+
+
+class Buffers:
+    """Logits and weights of one block after another in the same memory: fresh memory costs more than the sums."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def rows(self, call: Call, start: int, stop: int) -> Rows:
+        """Some query rows of a call."""
+        part, block = call.rows(start, stop)
+        allow_BHTS = call.allow(block)
+        # autocast would take a dot product back to bf16, but a score with weights of its own may need it
+        device = part.q_BHTK.device.type
+        with torch.autocast(device, enabled=part.score is not None and torch.is_autocast_enabled(device)):
+            logits_BHTS = self._products(part) if part.score is None else _at_least_fp32(logits(part, None))
+        # masked only now: the lowest finite number of another dtype is not that of fp32
+        if allow_BHTS is not None:
+            logits_BHTS = hide(logits_BHTS, allow_BHTS)
+        is_softmax = call.normalize is softmax
+        if is_softmax:
+            weights_BHTS = torch.softmax(
+                logits_BHTS, -1, out=self._buffer("weights", logits_BHTS.shape, logits_BHTS)
+            )
+        else:
+            weights_BHTS = normalised(part, logits_BHTS)
+        return Rows(logits_BHTS, zero_blocked(weights_BHTS, allow_BHTS), block, is_softmax)
+
+    def _products(self, call: Call) -> Tensor:
+        """q · k + bias, as `attend.logits` has it, but in a buffer; `_in_fp32` has put β into q."""
+        out_BHTS = self._buffer("logits", (*call.q_BHTK.shape[:3], call.k_BGSK.shape[2]), call.q_BHTK)
+        torch.matmul(call.q_BHTK, call.k_BGSK.mT, out=out_BHTS)
+        return out_BHTS if call.bias is None else out_BHTS.add_(call.bias)
+
+    def _buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        size = math.prod(shape)
+        if name not in self._buffers or self._buffers[name].numel() < size:
+            self._buffers[name] = like.new_empty(size)
+        return self._buffers[name][:size].view(shape)
+
+
+def _at_least_fp32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _all_keys(rows: Rows) -> Tensor:

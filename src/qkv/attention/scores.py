@@ -18,7 +18,13 @@ from qkv.errors import QkvError
 
 
 class Score(nn.Module):
-    """A score; a new one overrides `lower` or `forward`, and `sized` if it has parameters."""
+    """A score; a new one overrides `lower` or `forward`, and `sized` if it has parameters.
+
+    `forward` may be given a part of the queries and of the keys: a score may not count on their numbers.
+    """
+
+    depth = 1
+    """How many numbers `forward` holds for each pair of a query and a key."""
 
     @classmethod
     def sized(cls, *, width: int, heads: int, length: int) -> Self:
@@ -81,7 +87,7 @@ class Cosine(Score):
     """q · k / (|q| |k|): the angle alone (Luo et al. 2018); β is its temperature."""
 
     def lower(self, q_BHTK: Tensor, k_BGSK: Tensor) -> tuple[Tensor, Tensor]:
-        return nn.functional.normalize(q_BHTK, dim=-1), nn.functional.normalize(k_BGSK, dim=-1)
+        return _unit(q_BHTK), _unit(k_BGSK)
 
 
 class Location(Score):
@@ -111,7 +117,7 @@ class Concat(Score):
 
     def __init__(self, width: int, heads: int = 1, hidden: int | None = None, query_width: int | None = None):
         super().__init__()
-        hidden = hidden or width
+        self.depth = hidden = hidden or width
         # W [q; k] = W_q q + W_k k: the long product once for each query and key, not once for each pair.
         self.query_HKA = nn.Parameter(torch.empty(heads, query_width or width, hidden))
         self.key_HKA = nn.Parameter(torch.empty(heads, width, hidden))
@@ -163,6 +169,12 @@ def _expect(score: str, built: Sequence[int], heads: int, width: int) -> None:
             f"this {score} score was built for {built[0]} heads of width {built[1]}, "
             f"but is given {heads} heads of width {width}: build it for those"
         )
+
+
+def _unit(x: Tensor) -> Tensor:
+    """x / |x|, computed at least in fp32; a zero vector stays zero."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return nn.functional.normalize(wide, dim=-1).to(x.dtype)
 
 
 def _half_square_norm(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,15 +5,14 @@
     seen["decoder.0.cross"]  # weights_BHTS
 
 The run stays as it is, bit for bit, with its fused kernels: after each watched attention the weights are
-computed again, in fp32 and before dropout, from the queries, keys and mask that it used. What is kept is
+computed again, at least in fp32 and before dropout, from the queries, keys and mask that it used. What is kept is
 a reducer's choice, and only full maps hold a whole T×S matrix.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +29,13 @@ class Seen(dict[str, Tensor]):
         super().__init__()
         self._calls: dict[str, list[Tensor]] = {}
 
-    def __missing__(self, path: str) -> Tensor:
+    def __missing__(self, path: str) -> NoReturn:
         ran = ", ".join(self) or "none yet"
         raise QkvError(f"no watched attention {path!r} has run; these have: {ran}{nearest(path, self)}")
 
     def calls(self, path: str) -> list[Tensor]:
         """What was kept of each call in turn, such as the steps of cached decoding."""
-        return self._calls[path] if path in self else [self[path]]
+        return self._calls[path] if path in self else self.__missing__(path)
 
     def keep(self, path: str, kept: Tensor) -> None:
         """Take in what was kept of one more call."""
@@ -48,7 +47,9 @@ class Seen(dict[str, Tensor]):
 def watch(model: nn.Module, *patterns: str, keep: str | Reducer = "full") -> Iterator[Seen]:
     """Watch every attention of the model whose path matches one of the shell-style patterns (default: all).
 
-    `keep` is full, entropy, top_k, distance, column_mass, max_logit, or a reducer of your own.
+    `keep` is full, entropy, top_k, distance, column_mass, max_logit, or a reducer of your own. What is kept
+    of every call lives as long as `seen`: watch training with a small reducer, or a few steps at a time. A
+    module that a model uses in several places is known by its first path.
     """
     reducer = choose("reducer", keep, REDUCERS)() if isinstance(keep, str) else keep
     _expect_eager(model)
@@ -72,12 +73,8 @@ def watch(model: nn.Module, *patterns: str, keep: str | Reducer = "full") -> Ite
 
 def _observer(path: str, reducer: Reducer, seen: Seen) -> Any:
     def observe(module: Attend, inputs: tuple[Tensor, ...], options: dict[str, Any], output: Tensor) -> None:
-        device = output.device.type
-        # autocast as in the run, but a cast made here, without gradient, must not be cached for the run
-        autocast = torch.autocast(device, enabled=torch.is_autocast_enabled(device), cache_enabled=False)
-        with torch.no_grad(), autocast:
-            call = module.call(*inputs, **options)
-            seen.keep(path, reduce_weights(replace(call, dropout=0.0), reducer))
+        with torch.no_grad():
+            seen.keep(path, reduce_weights(module.call(*inputs, **options), reducer))
 
     return observe
 

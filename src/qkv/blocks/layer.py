@@ -1,8 +1,10 @@
 """One Transformer layer: attention and feed-forward, each in a residual branch.
 
-Axes: B batch, T query length, S key length, D width, H heads.
+Axes: B batch, N memories (as many, one for all, or one for each B / N neighbours in the batch), T query length,
+S key length, D width, E width of a memory, H heads.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -30,7 +32,7 @@ class LayerConfig:
     """The feed-forward block."""
     norm: Literal["layer", "rms"] = "layer"
     """Kind of norm."""
-    epsilon: float = 1e-5
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
     """Added under the norm's square root: BERT has 1e-12, ViT 1e-6."""
     order: Literal["pre", "post"] = "pre"
     """Norm before each branch (steadier to train) or after each sum (the original)."""
@@ -72,23 +74,23 @@ class Layer(nn.Module):
     def forward(
         self,
         x_BTD: Tensor,
-        memory_BSE: Tensor | None = None,
+        memory_NSE: Tensor | None = None,
         *,
         allow: Tensor | Mask | None = None,
         cross_allow: Tensor | Mask | None = None,
         positions: Position | None = None,
     ) -> Tensor:
-        """(B,T,D), and (B,S,D) to attend to if the layer has cross-attention -> (B,T,D)."""
-        cross = None if memory_BSE is None else self.remember(memory_BSE)
+        """(B,T,D), and (N,S,D) to attend to if the layer has cross-attention -> (B,T,D)."""
+        cross = None if memory_NSE is None else self.remember(memory_NSE)
         return self.step(x_BTD, None, cross, allow=allow, cross_allow=cross_allow, positions=positions)[0]
 
-    def remember(self, memory_BSE: Tensor) -> Memory:
-        """(B,S,D) -> its keys and values for cross-attention, projected once for all steps."""
+    def remember(self, memory_NSE: Tensor) -> Memory:
+        """(N,S,E) -> its keys and values for cross-attention, projected once for all steps."""
         if not self.config.cross:
             raise QkvError(
                 "the layer got a memory but has cross=False: set cross=True, or leave the memory out"
             )
-        return self.cross.remember(memory_BSE)
+        return self.cross.remember(memory_NSE)
 
     def step(
         self,
@@ -110,11 +112,24 @@ class Layer(nn.Module):
             if cross is None:
                 raise QkvError("the layer has cross=True but got no memory: pass the encoder's output")
             h_BTD = self._enter(self.cross_norm, x_BTD)
-            h_BTD = self.cross.recall(h_BTD, cross, allow=cross_allow)
+            h_BTD = self._look_across(h_BTD, cross, cross_allow)
             x_BTD = self._leave(self.cross_norm, x_BTD, h_BTD)
 
         h_BTD = self.feedforward(self._enter(self.feedforward_norm, x_BTD))
         return self._leave(self.feedforward_norm, x_BTD, h_BTD), own
+
+    def _look_across(self, h_BTD: Tensor, cross: Memory, allow: Tensor | Mask | None) -> Tensor:
+        """Cross-attention; when B rows share fewer sentences, side by side, a sentence's memory serves its rows uncopied."""
+        rows, sentences = h_BTD.shape[0], cross.keys.shape[0]
+        if sentences in (0, 1, rows):
+            return self.cross.recall(h_BTD, cross, allow=allow)
+        if rows % sentences:
+            raise QkvError(
+                f"{rows} rows look at a memory of {sentences} sentences: one sentence for all, "
+                "or the same number of rows for each, is wanted"
+            )
+        folded_BTD = h_BTD.reshape(sentences, rows // sentences * h_BTD.shape[1], h_BTD.shape[2])
+        return self.cross.recall(folded_BTD, cross, allow=allow).reshape(h_BTD.shape)
 
     def _enter(self, norm: nn.Module, x_BTD: Tensor) -> Tensor:
         """What a branch reads."""
@@ -132,3 +147,10 @@ class Layer(nn.Module):
             return h_BTD
         kept_B11 = torch.rand(h_BTD.shape[0], 1, 1, device=h_BTD.device) >= rate
         return h_BTD * kept_B11 / (1 - rate)
+
+
+class Layers(nn.ModuleList):
+    """A stack of layers, for those who run it one by one."""
+
+    def __iter__(self) -> Iterator[Layer]:
+        return super().__iter__()  # pyright: ignore[reportReturnType] - it holds nothing else

@@ -59,7 +59,8 @@ class GlobalAverage(Pool):
     def forward(self, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
         keep_BT1 = _checked(x_BTD, keep_BT).unsqueeze(-1)
         # where, not a product: whatever stands at padding, NaN included, must not count.
-        return x_BTD.where(keep_BT1, 0).sum(1) / keep_BT1.sum(1).clamp(min=1)
+        total_BD = x_BTD.where(keep_BT1, 0).sum(1, dtype=torch.promote_types(x_BTD.dtype, torch.float32))
+        return (total_BD / keep_BT1.sum(1).clamp(min=1)).to(x_BTD.dtype)
 
 
 class AttentionPool(Pool):

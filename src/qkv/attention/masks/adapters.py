@@ -107,6 +107,10 @@ def to_hf(allow: Mask | Tensor, shape: Shape, dtype: torch.dtype = torch.float32
 def from_keras(attention_mask: Tensor) -> Mask:
     """A Keras `attention_mask` (B, T, S), True = may attend, or a padding mask (B, S)."""
     allow = attention_mask.bool()
+    if allow.dim() not in (2, 3):
+        raise QkvError(
+            f"attention_mask has shape {tuple(allow.shape)}; Keras masks are (B, T, S), or (B, S) for padding"
+        )
     return as_mask(allow.unsqueeze(1)) if allow.dim() == 3 else padding(allow)
 
 

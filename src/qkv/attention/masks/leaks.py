@@ -35,8 +35,9 @@ def check_leaks(
 
     `model(x, *arguments)` is run in eval mode on x, token ids (B, T) or numbers (B, T, D), and again with
     everything after some position changed (`causal`), and with the padding changed (`keep_BT`, True =
-    real token). A module counts if its output, or the first of several, has the axes (B, T, …) or
-    (B, …, T, width) of the input; a `Score` does not, for masks act on what it returns.
+    real token; a model that tells padding by its ids will see words there, and rightly be named). A module
+    counts if its output, or the first of several, has the axes (B, T, …) or (B, …, T, width) of the input;
+    a `Score` does not, for masks act on what it returns.
     """
     if x.dim() < 2:
         raise QkvError(
@@ -61,12 +62,12 @@ def check_leaks(
 
 
 def _futures(x: Tensor) -> Iterator[_Trial]:
-    """Change all after position t, for a first, a middle and a next-to-last t."""
+    """Change all after position t, for every t, or for 64 that are evenly spread over a longer sequence."""
     B, T = x.shape[:2]
     if T < 2:
         raise QkvError(f"check_leaks got length {T}; a causal check needs 2 positions or more")
     position = torch.arange(T, device=x.device).expand(B, T)
-    for t in sorted({0, T // 2, T - 2}):
+    for t in sorted({round(share) for share in torch.linspace(0, T - 2, min(T - 1, 64)).tolist()}):
         yield _Trial(
             position > t,
             position <= t,

@@ -8,6 +8,7 @@ beside the last key: with T queries and S keys, query i has position S - T + i, 
 decoding needs.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -30,9 +31,9 @@ class Block:
     def whole(cls, shape: tuple[int, ...], device: torch.device) -> Self:
         return cls(shape, (0, shape[-2]), (0, shape[-1]), device)
 
-    def positions(self) -> tuple[Tensor, Tensor]:
-        """Query positions (rows, 1) and key positions (keys,), counted along the keys."""
-        start = self.shape[-1] - self.shape[-2]
+    def positions(self, first: int | None = None) -> tuple[Tensor, Tensor]:
+        """Query positions (rows, 1) and key positions (keys,); `first` is that of query 0, by default S - T."""
+        start = self.shape[-1] - self.shape[-2] if first is None else first
         i = torch.arange(start + self.rows[0], start + self.rows[1], device=self.device)
         return i[:, None], torch.arange(*self.keys, device=self.device)
 
@@ -70,45 +71,50 @@ class Mask:
 
     def __repr__(self) -> str:
         """As it is written, tensors by their shapes."""
-        parts = [value for name, value in vars(self).items() if name != "per_query"]
-        texts = (str(tuple(part.shape)) if isinstance(part, Tensor) else repr(part) for part in parts)
+        parts = {name: value for name, value in vars(self).items() if name != "per_query"}
+        texts = (f"{name}={tuple(x.shape) if isinstance(x, Tensor) else x}" for name, x in parts.items())
         return f"{type(self).__name__}({', '.join(texts)})"
 
 
-class Causal(Mask):
-    """Keys up to the query's own position."""
+class Positional(Mask):
+    """A mask that compares positions; `offset` is that of query 0, None puts the last query beside the last key."""
 
     def __init__(self, offset: int | None = None):
         self.offset = offset
 
-    def first_position(self, shape: tuple[int, ...]) -> int:
+    def first(self, shape: tuple[int, ...]) -> int:
         """The position of query 0 among the keys."""
         return shape[-1] - shape[-2] if self.offset is None else self.offset
 
+
+class Causal(Positional):
+    """Keys up to the query's own position."""
+
     def block(self, block: Block) -> Tensor | None:
-        last_of_first_row = self.first_position(block.shape) + block.rows[0]
-        if last_of_first_row >= block.keys[1] - 1:
+        first = self.first(block.shape)
+        if first + block.rows[0] >= block.keys[1] - 1:
             return None
-        i, j = block.positions()
-        return j <= i + (self.first_position(block.shape) - block.shape[-1] + block.shape[-2])
+        i, j = block.positions(first)
+        return j <= i
 
     def span(self, block: Block) -> tuple[int, int]:
-        stop = self.first_position(block.shape) + block.rows[1]
+        stop = self.first(block.shape) + block.rows[1]
         return block.keys[0], max(block.keys[0], min(block.keys[1], stop))
 
 
-class Window(Mask):
+class Window(Positional):
     """Keys at most `distance` positions from the query, on either side."""
 
-    def __init__(self, distance: int):
+    def __init__(self, distance: int, offset: int | None = None):
+        super().__init__(offset)
         self.distance = distance
 
     def block(self, block: Block) -> Tensor:
-        i, j = block.positions()
+        i, j = block.positions(self.first(block.shape))
         return (i - j).abs() <= self.distance
 
     def span(self, block: Block) -> tuple[int, int]:
-        first = block.shape[-1] - block.shape[-2]
+        first = self.first(block.shape)
         start = max(block.keys[0], first + block.rows[0] - self.distance)
         stop = min(block.keys[1], first + block.rows[1] + self.distance)
         return (start, stop) if start < stop else (block.keys[0], block.keys[0])
@@ -149,18 +155,23 @@ class Lengths(Mask):
         return _align((j < self.lengths_B.unsqueeze(-1)).unsqueeze(-2), block)
 
 
-class Documents(Mask):
+class Documents(Positional):
     """Queries and keys of the same document, for several documents packed into one row."""
 
-    def __init__(self, ids_BS: Tensor):
+    def __init__(self, ids_BS: Tensor, offset: int | None = None):
+        super().__init__(offset)
         self.ids_BS = ids_BS
 
     def block(self, block: Block) -> Tensor:
         _expect_keys("documents", self.ids_BS, block)
-        first = block.shape[-1] - block.shape[-2]
+        first, queries, keys = self.first(block.shape), *block.shape[-2:]
         if first < 0:
             raise QkvError(
-                f"documents has ids for {block.shape[-1]} keys, but there are {block.shape[-2]} queries: give as many keys"
+                f"documents has ids for {keys} keys, but there are {queries} queries: give as many keys"
+            )
+        if first + queries > keys:
+            raise QkvError(
+                f"documents has ids for {keys} keys, but queries reach position {first + queries}: give more ids"
             )
         ids_BT = self.ids_BS[..., first + block.rows[0] : first + block.rows[1]]
         ids_BS = self.ids_BS[..., slice(*block.keys)]
@@ -186,12 +197,22 @@ class Dense(Mask):
         return cut(allow, block.rows, block.keys)
 
 
-class Both(Mask):
-    """What two masks allow together."""
+class Pair(Mask):
+    """Two masks that speak of the same positions."""
 
     def __init__(self, one: Mask, other: Mask):
         self.one, self.other = one, other
+        offsets = list(dict.fromkeys([*_offsets(one), *_offsets(other)]))
+        if len(offsets) > 1:
+            raise QkvError(
+                f"{one!r} and {other!r} have offsets {offsets[0]} and {offsets[1]}; "
+                "one position for the first query is wanted: give both the same offset"
+            )
         self.per_query = one.per_query or other.per_query
+
+
+class Both(Pair):
+    """What two masks allow together."""
 
     def block(self, block: Block) -> Tensor | None:
         one, other = self.one.block(block), self.other.block(block)
@@ -204,12 +225,8 @@ class Both(Mask):
         return max(a, c), max(max(a, c), min(b, d))
 
 
-class Either(Mask):
+class Either(Pair):
     """What at least one of two masks allows."""
-
-    def __init__(self, one: Mask, other: Mask):
-        self.one, self.other = one, other
-        self.per_query = one.per_query or other.per_query
 
     def block(self, block: Block) -> Tensor | None:
         one, other = self.one.block(block), self.other.block(block)
@@ -235,22 +252,21 @@ def causal(offset: int | None = None) -> Mask:
     """No query sees a later key. `offset` is the position of the first query; by default the last query
     stands beside the last key, which is right for T = S and for any cached decoding.
     """
-    if offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
-        raise QkvError(
-            f"offset is {offset!r}; a whole number or None is wanted: the position of the first query"
-        )
-    return Causal(offset)
+    return Causal(_checked(offset))
 
 
-def window(distance: int) -> Mask:
-    """Keys at most `distance` positions away, on either side; `causal() & window(k)` for the past alone."""
+def window(distance: int, offset: int | None = None) -> Mask:
+    """Keys at most `distance` positions away, on either side; `causal() & window(k)` for the past alone.
+    `offset` as in `causal`.
+    """
     if isinstance(distance, bool) or not isinstance(distance, int) or distance < 0:
         raise QkvError(f"window is {distance!r}; a distance of 0 or more is wanted (0 sees only itself)")
-    return Window(distance)
+    return Window(distance, _checked(offset))
 
 
 def padding(keep: Tensor) -> Mask:
     """The real keys: booleans (…, S) with True for a real token, or integer lengths, one a sentence (B,)."""
+    _expect_tensor("padding", keep)
     if keep.dtype == torch.bool and keep.dim() > 0:
         return Padding(keep)
     if keep.is_floating_point() or keep.dtype == torch.bool:
@@ -265,13 +281,14 @@ def padding(keep: Tensor) -> Mask:
     return Lengths(keep)
 
 
-def documents(ids: Tensor) -> Mask:
-    """Attention within a document only: `ids` (…, S) numbers the document of each position."""
+def documents(ids: Tensor, offset: int | None = None) -> Mask:
+    """Attention within a document only: `ids` (…, S) numbers the document of each position; `offset` as in `causal`."""
+    _expect_tensor("documents", ids)
     if ids.is_floating_point() or ids.dim() == 0:
         raise QkvError(
             f"documents got {ids.dtype} of shape {tuple(ids.shape)}; integer ids (…, S) are wanted, one a position"
         )
-    return Documents(ids)
+    return Documents(ids, _checked(offset))
 
 
 def as_mask(allow: Mask | Tensor) -> Mask:
@@ -285,8 +302,8 @@ def as_mask(allow: Mask | Tensor) -> Mask:
     if allow.dtype != torch.bool:
         if allow.is_floating_point():
             raise QkvError(
-                f"allow is {allow.dtype}; True = may attend is wanted: turn an additive mask into one with "
-                "masks.from_sdpa(mask), or pass it as bias"
+                f"allow is {allow.dtype}; True = may attend is wanted: part an additive mask with "
+                "allow, bias = masks.split_additive(mask)"
             )
         raise QkvError(
             f"allow is {allow.dtype}; a boolean tensor is wanted: allow.bool() if 1 means may attend"
@@ -296,6 +313,28 @@ def as_mask(allow: Mask | Tensor) -> Mask:
             "allow is a single value; a mask over keys (…, T, S) is wanted: leave allow out to allow all"
         )
     return Dense(allow)
+
+
+def _checked(offset: int | None) -> int | None:
+    if offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
+        raise QkvError(
+            f"offset is {offset!r}; a whole number or None is wanted: the position of the first query"
+        )
+    return offset
+
+
+def _expect_tensor(kind: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise QkvError(f"{kind} got {type(x).__name__}; a tensor is wanted: torch.tensor({x!r:.40})")
+
+
+def _offsets(mask: Mask) -> Iterator[int | None]:
+    """The offsets of all masks of positions in a composition."""
+    if isinstance(mask, Positional):
+        yield mask.offset
+    for part in vars(mask).values():
+        if isinstance(part, Mask):
+            yield from _offsets(part)
 
 
 def cut(x: Tensor, rows: tuple[int, int], keys: tuple[int, int]) -> Tensor:
