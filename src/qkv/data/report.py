@@ -1,0 +1,55 @@
+"""What was found while a corpus was read: counted by file and kind, with the first example of each."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+CLEANED = ("byte order mark", "Windows line ending")  # removed, the pair stays
+SKIPPED = ("invalid UTF-8", "over-long", "NUL", "empty", "duplicate")  # the whole pair is left out
+
+
+@dataclass
+class Finding:
+    """How often something was found, and where first."""
+
+    count: int
+    line: int
+    example: str
+
+
+@dataclass
+class Report:
+    """The lines read of each file, the pairs kept, and what was cleaned or skipped on the way."""
+
+    name: str
+    lines: Counter[str] = field(default_factory=Counter)
+    kept: int = 0
+    findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
+
+    def add(self, file: str, kind: str, line: int, example: str = "") -> None:
+        """Count one more `kind` in `file`; the first one's line and a piece of its text are kept."""
+        assert kind in CLEANED or kind in SKIPPED
+        if found := self.findings.get((file, kind)):
+            found.count += 1
+        else:
+            self.findings[file, kind] = Finding(1, line, example[:60])
+
+    def count(self, kind: str) -> int:
+        """How often `kind` was found, in all files together."""
+        return sum(finding.count for (_, found), finding in self.findings.items() if found == kind)
+
+    @property
+    def skipped(self) -> int:
+        """How many pairs were left out."""
+        return sum(self.count(kind) for kind in SKIPPED)
+
+    def __str__(self) -> str:
+        """One line for the corpus and one for each finding."""
+        read = ", ".join(f"{file} {count:,} lines" for file, count in self.lines.items())
+        return "\n".join(
+            [f"{self.name}: {self.kept:,} pairs kept, {self.skipped:,} skipped ({read or 'nothing read'})"]
+            + [
+                f"  {file}: {finding.count:,} × {kind} {'removed' if kind in CLEANED else 'skipped'}, first at line "
+                f"{finding.line:,}" + (f": {finding.example!r}" if finding.example else "")
+                for (file, kind), finding in self.findings.items()
+            ]
+        )
