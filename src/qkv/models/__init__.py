@@ -1,0 +1,1 @@
+"""Models: one file each, with its config, its module and its presets."""

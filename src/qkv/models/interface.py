@@ -1,0 +1,49 @@
+"""What decoding needs of a model, and all that it may know of one.
+
+Axes: B sentences, R rows (B · width: each sentence has `width` rows side by side), S source length, T tokens,
+D width of the model, L vocabulary.
+
+A search runs `encode` once for a batch of sentences, then `step` again and again. What belongs to a sentence
+(the encoder's keys and values) is held once, however many rows search for its translation.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+from torch import Tensor, nn
+
+
+class State(ABC):
+    """What a model remembers of R rows after the tokens that it has seen."""
+
+    @abstractmethod
+    def pick(self, rows_R: Tensor, width: int = 1) -> Self:
+        """The state of these rows in this order, `width` of them for each sentence.
+
+        Rows of one sentence stand side by side, before and after: `rows_R` repeats, reorders and drops rows, and
+        drops or reorders whole sentences, but never mixes rows of different sentences in one group. The picked
+        state replaces this one, whose buffers it may take over.
+        """
+
+
+class Generator(nn.Module, ABC):
+    """A model that writes one token after another, with or without a source."""
+
+    @abstractmethod
+    def encode(self, source_BS: Tensor, keep_BS: Tensor) -> State:
+        """Read the sources (True in keep = real token); the state of one row for each, before any token."""
+
+    @abstractmethod
+    def step(self, tokens_RT: Tensor, state: State) -> tuple[Tensor, State]:
+        """Read the next T tokens of every row; return logits_RL of the token after them, and the new state.
+
+        The given state is consumed: its buffers may be reused in place, and using it again raises.
+        """
+
+    @abstractmethod
+    def forward(self, source_BS: Tensor, keep_BS: Tensor, target_BT: Tensor) -> Tensor:
+        """Teacher forcing: read whole targets at once; return the hidden states x_BTD that `logits` reads."""
+
+    @abstractmethod
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        """Scores of the token after each hidden state, logits_BTL; called on real positions only in training."""

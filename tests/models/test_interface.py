@@ -1,0 +1,252 @@
+"""The contract of models/interface.py, held by every Generator in models/ (the file's name is the registry)."""
+
+import importlib
+import inspect
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qkv.models
+from qkv import QkvError, masks, watch
+from qkv.models.interface import Generator, State
+from qkv.recipe.config import override
+
+FILES = sorted(path.stem for path in Path(qkv.models.__path__[0]).glob("[!_]*.py"))
+B, S, T, L = 3, 7, 5, 11
+KEEP = torch.arange(S) < torch.tensor([4, 7, 2])[:, None]
+
+
+def generators() -> Iterator[tuple[ModuleType, type[Generator]]]:
+    """Every model that writes tokens, and the module that holds it and its PRESETS."""
+    for name in FILES:
+        module = importlib.import_module(f"qkv.models.{name}")
+        for member in vars(module).values():
+            own = inspect.isclass(member) and member.__module__ == module.__name__
+            if own and issubclass(member, Generator) and not inspect.isabstract(member):
+                yield module, member
+
+
+FOUND = list(generators())
+every_model = pytest.mark.parametrize(("module", "kind"), FOUND, ids=[kind.__name__ for _, kind in FOUND])
+
+
+def configure(kind: type[Generator], preset: dict[str, object], vocabulary: int = L) -> Any:
+    """The model's Config, as its constructor names it: a preset, and as many tokens as wanted."""
+    hint = inspect.signature(kind).parameters["config"].annotation
+    config = hint if inspect.isclass(hint) else getattr(inspect.getmodule(kind), hint)
+    sizes = {name: vocabulary for name in config.__dataclass_fields__ if name.endswith("vocabulary")}
+    assert sizes, f"{config.__name__} has no field that ends in vocabulary"
+    return config(**{**preset, **sizes})
+
+
+def build(module: ModuleType, kind: type[Generator], dtype: torch.dtype = torch.float64) -> Generator:
+    """The first, smallest preset."""
+    torch.manual_seed(0)
+    return kind(configure(kind, next(iter(module.PRESETS.values())))).to(dtype).eval()
+
+
+def texts() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randint(L, (B, S)), torch.randint(L, (B, T))
+
+
+def close(got: Tensor, wanted: Tensor, atol: float = 1e-11) -> None:
+    torch.testing.assert_close(got, wanted, rtol=0, atol=atol)
+
+
+def test_the_models_that_exist_are_found():
+    assert {"Transformer", "Luong"} <= {kind.__name__ for _, kind in FOUND}
+
+
+@every_model
+def test_states_and_logits_have_their_shapes(module: ModuleType, kind: type[Generator]):
+    model, (source, target) = build(module, kind), texts()
+    x = model(source, KEEP, target)
+    assert x.shape[:2] == (B, T)
+    assert model.logits(x).shape == (B, T, L)
+    assert model.logits(x[KEEP[:, :T]]).shape == (
+        int(KEEP[:, :T].sum()),
+        L,
+    )  # training asks for real positions only
+    logits, state = model.step(target, model.encode(source, KEEP))
+    assert logits.shape == (B, L)
+    assert isinstance(state, State)
+
+
+@every_model
+@pytest.mark.parametrize("pieces", [[1, 1, 1, 1, 1], [2, 1, 2], [5]])
+@pytest.mark.parametrize("training", [False, True])  # without gradients, buffers are reused
+def test_step_by_step_equals_teacher_forcing(
+    module: ModuleType, kind: type[Generator], pieces: list[int], training: bool
+):
+    model, (source, target) = build(module, kind), texts()
+    with torch.set_grad_enabled(training):
+        wanted, state, read = model.logits(model(source, KEEP, target)), model.encode(source, KEEP), 0
+        for piece in pieces:
+            logits, state = model.step(target[:, read : read + piece], state)
+            read += piece
+            close(logits, wanted[:, read - 1])
+
+
+@every_model
+@pytest.mark.parametrize("number", range(4))
+def test_pick_repeats_reorders_and_drops_rows_and_sentences(
+    module: ModuleType, kind: type[Generator], number: int
+):
+    """A random search: each of its rows must answer as its own prefix does, read alone from the start."""
+    draw, model, (source, _) = random.Random(number), build(module, kind), texts()
+    rows: list[tuple[int, list[int]]] = [(sentence, []) for sentence in range(B)]
+    width, dropped = 1, 0
+    with torch.no_grad():
+        state = model.encode(source, KEEP)
+        for _ in range(6):
+            groups = [range(start, start + width) for start in range(0, len(rows), width)]
+            if draw.random() < 0.5:
+                draw.shuffle(groups)
+            if draw.random() < 0.3 and len(groups) > 1:
+                groups, dropped = groups[:-1], dropped + 1
+            width = draw.randint(1, 4)
+            picked = [draw.choice(group) for group in groups for _ in range(width)]
+            tokens = [draw.randrange(L) for _ in picked]
+            rows = [(rows[row][0], [*rows[row][1], token]) for row, token in zip(picked, tokens, strict=True)]
+            state = state.pick(torch.tensor(picked), width)
+            logits, state = model.step(torch.tensor(tokens)[:, None], state)
+            sentences, prefixes = (
+                torch.tensor([row[0] for row in rows]),
+                torch.tensor([row[1] for row in rows]),
+            )
+            close(logits, model.logits(model(source[sentences], KEEP[sentences], prefixes))[:, -1])
+    assert len({sentence for sentence, _ in rows}) == B - dropped
+
+
+@every_model
+def test_neighbours_and_padding_change_nothing(module: ModuleType, kind: type[Generator]):
+    model, (source, target) = build(module, kind), texts()
+    wanted = model(source, KEEP, target)
+    other = torch.where(KEEP, source, (source + 1) % L)
+    longer = torch.cat([other, other[:, :4]], dim=1), nn.functional.pad(KEEP, (0, 4))
+    close(model(*longer, target), wanted)
+    order = torch.tensor([2, 0, 1])
+    close(model(source[order], KEEP[order], target[order]), wanted[order])
+    for row, length in enumerate(KEEP.sum(-1)):
+        close(model(source[row, None, :length], KEEP[row, None, :length], target[row, None])[0], wanted[row])
+
+
+@every_model
+def test_an_empty_source_is_a_source(module: ModuleType, kind: type[Generator]):
+    model, (source, target) = build(module, kind), texts()
+    keep = KEEP.clone()
+    keep[1] = False
+    x = model(source, keep, target)
+    assert x.isfinite().all()
+    close(x[[0, 2]], model(source, KEEP, target)[[0, 2]])
+    close(x, model(torch.where(keep, source, (source + 1) % L), keep, target))
+
+
+@every_model
+def test_the_source_matters(module: ModuleType, kind: type[Generator]):
+    model, (source, target) = build(module, kind), texts()
+    moved = (model((source + 1) % L, KEEP, target) - model(source, KEEP, target)).abs().amax(-1)
+    assert (moved > 1e-3).all()
+
+
+class TargetFirst(nn.Module):
+    """The model as a function of its target, whose tokens must not see those after them."""
+
+    def __init__(self, model: Generator):
+        super().__init__()
+        self.model = model
+
+    def forward(self, target: Tensor, source: Tensor, keep: Tensor) -> Tensor:
+        return self.model(source, keep, target)
+
+
+@every_model
+def test_no_token_sees_those_after_it_and_nothing_sees_padding(module: ModuleType, kind: type[Generator]):
+    model, (source, target) = build(module, kind), texts()
+    masks.check_leaks(TargetFirst(model), target, source, KEEP)
+    masks.check_leaks(model, source, KEEP, target, causal=False, keep_BT=KEEP)
+
+
+@every_model
+def test_a_consumed_state_raises(module: ModuleType, kind: type[Generator]):
+    model, (source, target) = build(module, kind), texts()
+    for training in (False, True):
+        with torch.set_grad_enabled(training):
+            _, first = model.step(target[:, :2], model.encode(source, KEEP))
+            model.step(target[:, 2:3], first)
+            with pytest.raises(QkvError, match="consumed"):
+                model.step(target[:, 2:3], first)
+            with pytest.raises(QkvError, match="consumed"):
+                first.pick(torch.arange(B))
+
+
+@every_model
+def test_one_encoding_starts_several_translations(module: ModuleType, kind: type[Generator]):
+    model, (source, target) = build(module, kind), texts()
+    with torch.no_grad():
+        encoded = model.encode(source, KEEP)
+        for start in (target[:, :1], (target[:, :1] + 1) % L):  # as with one tag for each language
+            _, state = model.step(start, encoded)
+            logits, _ = model.step(target[:, 1:2], state)
+            close(logits, model.logits(model(source, KEEP, torch.cat([start, target[:, 1:2]], 1)))[:, -1])
+
+
+@every_model
+def test_everything_learned_gets_a_gradient(module: ModuleType, kind: type[Generator]):
+    model, (source, target) = build(module, kind), texts()
+    model.logits(model(source, KEEP, target)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        # A softmax does not see what is added to all its scores, as a bias of the keys is.
+        assert parameter.grad.any() or name.endswith("key.bias"), name
+
+
+@every_model
+def test_it_runs_in_inference_mode_and_under_autocast_and_is_watched_unchanged(
+    module: ModuleType, kind: type[Generator]
+):
+    model, (source, target) = build(module, kind, torch.float32), texts()
+    with torch.inference_mode():
+        plain = model(source, KEEP, target)
+        with watch(model) as seen:
+            assert torch.equal(model(source, KEEP, target), plain)
+        assert seen
+        state = model.encode(source, KEEP).pick(torch.arange(B).repeat_interleave(2), 2)
+    with torch.no_grad():  # a state made in inference mode can be used outside it
+        logits, _ = model.step(target.repeat_interleave(2, 0), state)
+        close(logits, model.logits(plain)[:, -1].repeat_interleave(2, 0), atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):
+        close(model(source, KEEP, target).float(), plain, atol=0.15)
+        state = model.encode(source, KEEP)
+        for t in range(2):
+            _, state = model.step(target[:, t : t + 1], state)
+
+
+@every_model
+def test_every_preset_builds_and_returns_from_the_command_line(module: ModuleType, kind: type[Generator]):
+    assert module.PRESETS
+    for name, preset in module.PRESETS.items():
+        config = configure(kind, preset, vocabulary=8000)
+        assert override(config, [f"{key}={json.dumps(value)}" for key, value in preset.items()]) == config, (
+            name
+        )
+        with torch.device("meta"):  # shapes without memory
+            model = kind(config)
+        assert sum(parameter.numel() for parameter in model.parameters()) > 8000, name
+
+
+@every_model
+def test_dropout_is_for_training_only(module: ModuleType, kind: type[Generator]):
+    model, (source, target) = build(module, kind), texts()
+    assert torch.equal(model(source, KEEP, target), model(source, KEEP, target))
+    model.train()
+    assert not torch.equal(model(source, KEEP, target), model(source, KEEP, target))
