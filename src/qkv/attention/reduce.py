@@ -45,6 +45,7 @@ class Reducer(ABC):
     """Turns rows of weights into what is kept; pieces are laid side by side, or merged by `merge`."""
 
     by_row = True  # False: a piece says nothing of single rows, and `merge` joins two of them
+    keys_first = False  # True: blocks lie transposed, which makes products faster and sorting keys slower
 
     @abstractmethod
     def reduce(self, rows: Rows) -> Tensor:
@@ -64,6 +65,8 @@ class Full(Reducer):
 
 class Entropy(Reducer):
     """How widely each query looks, in nats (B, H, T): 0 is one key, log S is all alike."""
+
+    keys_first = True
 
     def reduce(self, rows: Rows) -> Tensor:
         weights_BHTS, logits_BHTS = rows.weights_BHTS, rows.logits_BHTS
@@ -92,6 +95,8 @@ class TopK(Reducer):
 class Distance(Reducer):
     """How far each query looks on average, Σ weight · |i - j| (B, H, T); the last query stands beside the last key."""
 
+    keys_first = True
+
     def reduce(self, rows: Rows) -> Tensor:
         i, j = rows.block.positions()
         return rows.weights_BHTS.mul_((i - j).abs()).sum(-1)
@@ -100,7 +105,7 @@ class Distance(Reducer):
 class ColumnMass(Reducer):
     """How much each key is looked at, the sum of its weights over all queries (B, H, S)."""
 
-    by_row = False
+    by_row, keys_first = False, True
 
     def reduce(self, rows: Rows) -> Tensor:
         return _all_keys(rows).sum(-2)
@@ -112,7 +117,7 @@ class ColumnMass(Reducer):
 class MaxLogit(Reducer):
     """The largest allowed logit of each head (B, H): the first thing to grow when training runs away."""
 
-    by_row = False
+    by_row, keys_first = False, True
 
     def reduce(self, rows: Rows) -> Tensor:
         if 0 in rows.logits_BHTS.shape[-2:]:  # a mask hides every key from these rows
@@ -130,7 +135,7 @@ def reduce_weights(call: Call, reducer: Reducer) -> Tensor:
     """Recompute a call's weights block by block and keep what the reducer keeps."""
     B, H, T, _ = call.four
     call, blocks = _in_fp32(call), list(_blocks(call))
-    buffers = Buffers()
+    buffers = Buffers(reducer.keys_first)
     if len(blocks) == 1:
         return _outwards(call, reducer.reduce(buffers.rows(call, 0, T)))
     kept: Tensor | None = None
@@ -185,8 +190,9 @@ def _blocks(call: Call) -> Iterator[tuple[slice, slice, int, int]]:
 class Buffers:
     """Logits and weights of one block after another in the same memory: fresh memory costs more than the sums."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys_first: bool) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._keys_first = keys_first
 
     def rows(self, call: Call, start: int, stop: int) -> Rows:
         """Some query rows of a call."""
@@ -201,9 +207,11 @@ class Buffers:
             logits_BHTS = hide(logits_BHTS, allow_BHTS)
         is_softmax = call.normalize is softmax
         if is_softmax:
-            weights_BHTS = torch.softmax(
-                logits_BHTS, -1, out=self._buffer("weights", logits_BHTS.shape, logits_BHTS)
-            )
+            weights_BHTS = self._buffer("weights", logits_BHTS.shape, logits_BHTS)
+            if self._keys_first:
+                torch.softmax(logits_BHTS.mT, -2, out=weights_BHTS.mT)
+            else:
+                torch.softmax(logits_BHTS, -1, out=weights_BHTS)
         else:
             weights_BHTS = normalised(part, logits_BHTS)
         return Rows(logits_BHTS, zero_blocked(weights_BHTS, allow_BHTS), block, is_softmax)
@@ -211,14 +219,21 @@ class Buffers:
     def _products(self, call: Call) -> Tensor:
         """q · k + bias, as `attend.logits` has it, but in a buffer; `_in_fp32` has put β into q."""
         out_BHTS = self._buffer("logits", (*call.q_BHTK.shape[:3], call.k_BGSK.shape[2]), call.q_BHTK)
-        torch.matmul(call.q_BHTK, call.k_BGSK.mT, out=out_BHTS)
+        if self._keys_first:
+            torch.matmul(call.k_BGSK, call.q_BHTK.mT, out=out_BHTS.mT)
+        else:
+            torch.matmul(call.q_BHTK, call.k_BGSK.mT, out=out_BHTS)
         return out_BHTS if call.bias is None else out_BHTS.add_(call.bias)
 
     def _buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         size = math.prod(shape)
         if name not in self._buffers or self._buffers[name].numel() < size:
             self._buffers[name] = like.new_empty(size)
-        return self._buffers[name][:size].view(shape)
+        flat = self._buffers[name][:size]
+        if not self._keys_first:
+            return flat.view(shape)
+        *lead, T, S = shape
+        return flat.view(*lead, S, T).mT
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:

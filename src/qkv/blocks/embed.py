@@ -9,12 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.errors import QkvError
+
 
 class Embedding(nn.Module):
     """A learned vector per token, times √D; its table also gives logits (Vaswani et al. 2017, sec. 3.4)."""
 
     def __init__(self, vocabulary: int, width: int, scale: bool = True):
         super().__init__()
+        if vocabulary < 1:
+            raise QkvError(
+                f"the vocabulary has {vocabulary} tokens; 1 or more are wanted: give the tokenizer's size"
+            )
         self.scale = math.sqrt(width) if scale else 1.0
         self.table = nn.Parameter(torch.empty(vocabulary, width))
         # Unit variance once scaled, and logits of unit variance from a normalised x.

@@ -122,6 +122,22 @@ class Tokens:
         """What each id stands for, readable: for looking at, not for decoding."""
         return [self._piece(int(index)) for index in ids]
 
+    def words(self, ids: Sequence[int]) -> list[int | None]:
+        """The number of the word, counted by spaces, that each id belongs to; None for a space, a special or a tag."""
+        numbers: list[int | None] = []
+        word, between = -1, True
+        for index in map(int, ids):
+            piece = self._piece(index)
+            if (index != UNK and index < len(SPECIALS) + len(self.tags)) or not piece.strip():
+                numbers.append(None)
+                between = True
+                continue
+            if between or piece[0].isspace() or self.kind == "word":
+                word += 1
+            numbers.append(word)
+            between = False
+        return numbers
+
     def tag(self, name: str | None) -> int:
         """The decoder's first token: the tag of a language, or start when there is none."""
         if name is None and not self.tags:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -29,10 +29,12 @@ from qkv.models.interface import Generator, State
 class LuongConfig:
     """The sizes and choices of a recurrent encoder-decoder."""
 
-    source_vocabulary: PositiveInt
-    """Tokens that the encoder knows."""
-    target_vocabulary: PositiveInt
-    """Tokens that the decoder knows."""
+    kind: Literal["luong"] = "luong"
+    """Which model this configures."""
+    source_vocabulary: NonNegativeInt = 0
+    """Tokens that the encoder knows; 0: as many as the data turn out to have."""
+    target_vocabulary: NonNegativeInt = 0
+    """Tokens that the decoder knows; 0: as many as the data turn out to have."""
     width: PositiveInt = 256
     """Width of a state, of the encoder (both directions together) as of the decoder."""
     embedding: PositiveInt | None = None

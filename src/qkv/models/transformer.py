@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from qkv.attention import masks
@@ -30,10 +30,12 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class TransformerConfig:
     """The sizes and choices of an encoder-decoder Transformer."""
 
-    source_vocabulary: PositiveInt
-    """Tokens that the encoder knows."""
-    target_vocabulary: PositiveInt
-    """Tokens that the decoder knows."""
+    kind: Literal["transformer"] = "transformer"
+    """Which model this configures."""
+    source_vocabulary: NonNegativeInt = 0
+    """Tokens that the encoder knows; 0: as many as the data turn out to have."""
+    target_vocabulary: NonNegativeInt = 0
+    """Tokens that the decoder knows; 0: as many as the data turn out to have."""
     width: PositiveInt = 256
     """Width of a token's vector."""
     hidden: PositiveInt = 1024

@@ -31,7 +31,7 @@ _NUMBERS = ("inf", "-inf", "nan")  # what Python's `str` makes of them, and `flo
 
 def to_json(config: Any) -> str:
     """Strict JSON, indented: None is null, infinity the string "inf"."""
-    tree = _change(_adapter(type(config)).dump_python(config, mode="json"), _spell_infinite)
+    tree = _change(to_tree(config), _spell_infinite)
     return _faithful(
         config, json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False) + "\n", from_json
     )
@@ -48,7 +48,7 @@ def from_json(cls: type[Built], text: str, source: str = "") -> Built:
 
 def to_toml(config: Any) -> str:
     """TOML: infinity is inf, None the string "none"."""
-    tree = _change(_adapter(type(config)).dump_python(config, mode="json"), _spell_none)
+    tree = _change(to_tree(config), _spell_none)
     return _faithful(config, tomli_w.dumps(tree), from_toml)
 
 
@@ -61,13 +61,23 @@ def from_toml(cls: type[Built], text: str, source: str = "") -> Built:
     return _build(cls, tree, source)
 
 
+def to_tree(config: Any) -> dict[str, Any]:
+    """Plain dicts, lists and values, infinity and None among them."""
+    return _adapter(type(config)).dump_python(config, mode="json")
+
+
+def from_tree(cls: type[Built], tree: Any, source: str = "") -> Built:
+    """A `cls` from plain dicts, lists and values; `source` opens the sentence of whatever is wrong."""
+    return _build(cls, tree, source)
+
+
 def override(config: Built, changes: Iterable[str]) -> Built:
     """`config` with changes such as `model.heads=8`, `beta=inf` or `grid=[2, 3]`: what `--set` does.
 
     The field's type decides how the text is read: `seed=8` is a number, `name=8` a string. All changes are made
     before the result is checked, so that values which depend on one another can be changed together.
     """
-    tree = _adapter(type(config)).dump_python(config, mode="json")
+    tree = to_tree(config)
     for change in changes:
         path, equals, text = change.partition("=")
         if not equals:
@@ -80,6 +90,16 @@ def override(config: Built, changes: Iterable[str]) -> Built:
             place, options = place[parent], inside(options, parent)
         place[key] = _typed(text, inside(options, key))
     return _build(type(config), tree, "--set")
+
+
+def differences(one: Any, other: Any) -> list[str]:
+    """In words, where two configs of one kind differ: `model.heads was 8 and is 4`."""
+    before, after = dict(_facts(one)), dict(_facts(other))
+    return [
+        f"{path} was {_show(before, path)} and is {_show(after, path)}"
+        for path in before | after
+        if before.get(path) != after.get(path)
+    ]
 
 
 def json_schema(cls: type) -> dict[str, Any]:

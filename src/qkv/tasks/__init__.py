@@ -1,0 +1,1 @@
+"""Tasks: what a model is trained for: batches, loss, scores, and the predictor that users get."""

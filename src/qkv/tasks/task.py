@@ -1,0 +1,117 @@
+"""What the trainer needs of a task, and all that it knows of one."""
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from qkv.errors import QkvError, nearest
+from qkv.recipe.training import TrainConfig
+from qkv.store.bundle import Bundle, Savable
+
+Batch = TypeVar("Batch")
+Made = TypeVar("Made", covariant=True)
+
+
+class Epoch(Protocol[Made]):
+    """Batches by number; each is made when it is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Made: ...
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a validation found: numbers by name, and by which of them the best model is chosen."""
+
+    values: Mapping[str, float]
+    best_by: str
+    more_is_better: bool = True
+    signatures: Mapping[str, str] = field(default_factory=dict)
+    """How each score was computed, where that is not obvious: sacreBLEU's signature."""
+
+    @property
+    def best(self) -> float:
+        """The number that is compared, where more is better."""
+        value = self.values[self.best_by]
+        return value if self.more_is_better else -value
+
+
+class Task(ABC, Generic[Batch]):
+    """A model, its training batches, and how well it does."""
+
+    config: Any
+    """The recipe, resolved: it alone rebuilds the model."""
+    notices: Sequence[str] = ()
+    """What a user should know of the data before training."""
+
+    @property
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """What is trained."""
+
+    @property
+    def training(self) -> TrainConfig:
+        """How to train."""
+        return self.config.train
+
+    @abstractmethod
+    def epoch(self, number: int) -> Epoch[Batch]:
+        """The batches of an epoch: a function of the seed and the number alone."""
+
+    @abstractmethod
+    def targets(self, batch: Batch) -> int:
+        """How many predictions a batch asks for."""
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> Tensor:
+        """The loss of the model on a batch, summed over its targets."""
+
+    @abstractmethod
+    def validate(self) -> Scores | None:
+        """Score the model, in evaluation mode, on held-out data; None if there is none."""
+
+    @abstractmethod
+    def describe(self, batch: Batch) -> str:
+        """The first examples of a batch, for a message about it."""
+
+    @abstractmethod
+    def tokenizers(self) -> Mapping[str, bytes | Savable]:
+        """The vocabularies that belong to the model, by file name."""
+
+    @abstractmethod
+    def card(self, facts: Mapping[str, str]) -> str:
+        """The model's README; `facts` are lines about how it was trained."""
+
+
+class Kind(NamedTuple):
+    """What a task's module offers as `KIND`."""
+
+    config: type
+    """Its recipe."""
+    presets: Mapping[str, Mapping[str, Mapping[str, object]]]
+    """Presets of each kind of model."""
+    files: Callable[[Any], Sequence[str]]
+    """The data files that a recipe names."""
+    build: Callable[[Any, Bundle | None], Task[Any]]
+    """The task of a recipe; with the vocabularies and weights of a model to start from, if one is given."""
+    load: Callable[[Bundle], Any]
+    """The predictor of a finished model, as `qkv.load` returns it."""
+
+
+def names() -> list[str]:
+    """Every task that there is: the modules beside this one."""
+    package = importlib.import_module("qkv.tasks")
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name != "task")
+
+
+def kind(name: str) -> Kind:
+    """A task by its name."""
+    if name not in names():
+        raise QkvError(f"unknown task {name!r}: choose one of {', '.join(names())}{nearest(name, names())}")
+    return importlib.import_module(f"qkv.tasks.{name}").KIND

@@ -1,0 +1,73 @@
+"""Which part of a model went wrong first, when a loss or a gradient is no finite number."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.tasks.task import Task
+
+
+def describe_fault(
+    task: Task[Any], group: Sequence[Any], loss: float, norm: float, random: Tensor, bf16: bool
+) -> str | None:
+    """What is not finite in an update, in words, or None.
+
+    A bad loss is looked for in another forward pass over the same batches, with the random numbers of the first. A
+    backward pass carries a bad gradient on to everything before it, so the last one in the model's order is named.
+    """
+    if math.isfinite(loss) and math.isfinite(norm):
+        return None
+    examples = "; ".join(task.describe(batch) for batch in group)
+    if not math.isfinite(loss):
+        found = _first_bad_output(task, group, random, bf16)
+        return f"the loss is {loss}, {found} (examples: {examples}, …)"
+    gradients = [
+        (name, weight.grad) for name, weight in task.model.named_parameters() if weight.grad is not None
+    ]
+    bad = [(name, gradient) for name, gradient in gradients if not gradient.isfinite().all()]
+    if not bad:
+        return f"the norm of the gradient is {norm}, though each of its parts is finite (examples: {examples}, …)"
+    name, gradient = bad[-1]
+    kind = "nan" if gradient.isnan().any() else "inf"
+    return (
+        f"the gradient of {name} has {kind}, and {len(bad)} of {len(gradients)} gradients are not finite "
+        f"(examples: {examples}, …)"
+    )
+
+
+def _first_bad_output(task: Task[Any], group: Sequence[Any], random: Tensor, bf16: bool) -> str:
+    bad_weights = [name for name, weight in task.model.named_parameters() if not weight.isfinite().all()]
+    if bad_weights:
+        return f"because the weight {bad_weights[0]} is not finite"
+    torch.set_rng_state(random)
+    with _first_of(task.model) as found, torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        for batch in group:
+            task.loss(batch)
+    return f"first in the output of {found[0]}" if found else "though the output of every module is finite"
+
+
+@contextmanager
+def _first_of(model: nn.Module) -> Iterator[list[str]]:
+    """The paths of modules whose output is not finite, in the order in which they ran."""
+    found: list[str] = []
+
+    def observer(path: str) -> Any:
+        def observe(module: nn.Module, inputs: Any, output: Any) -> None:
+            tensors = output if isinstance(output, (tuple, list)) else [output]
+            if any(
+                isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all() for x in tensors
+            ):
+                found.append(path or "the model")
+
+        return observe
+
+    handles = [module.register_forward_hook(observer(path)) for path, module in model.named_modules()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

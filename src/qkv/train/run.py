@@ -1,0 +1,114 @@
+"""The directory of a run: its recipe, the data it was given, its log, its checkpoints and in the end its model.
+
+run/recipe.toml     the recipe, resolved
+run/data.json       size and SHA-256 of each data file
+run/log.jsonl       losses and scores
+run/checkpoints/    where training can go on
+run/model/          the finished model, a bundle
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import QkvError
+from qkv.recipe.config import differences, from_toml, to_toml
+from qkv.store import checkpoint
+from qkv.store.checkpoint import Checkpoint
+
+# What may differ when a run goes on, as it changes nothing that is learnt.
+FREE = ("train.checkpoint_minutes", "train.tensorboard")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Paths in a run's directory."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.toml"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return self.recipe.exists()
+
+    def begin(self, config: Any, files: Sequence[str]) -> None:
+        """Make the directory of a new run; one with anything in it is refused."""
+        if self.exists:
+            raise QkvError(
+                f"{self.path} is a run already: go on with --resume, or choose another directory with --out"
+            )
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise QkvError(f"{self.path} exists and is no run: choose another directory with --out")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.data.write_text(json.dumps(_fingerprints(files), indent=2) + "\n", "utf-8")
+            self.recipe.write_text(to_toml(config), "utf-8")  # last: with it the run exists
+        except OSError as error:
+            raise QkvError(f"{self.path} cannot be written: {error.strerror}: choose another --out") from None
+
+    def saved_recipe(self, cls: type) -> Any:
+        """The recipe with which the run was begun."""
+        return from_toml(cls, self.recipe.read_text("utf-8"), str(self.recipe))
+
+    def go_on(self, config: Any, files: Sequence[str]) -> tuple[Checkpoint | None, list[str]]:
+        """The last good checkpoint and notices about damaged ones, once nothing has changed since the run began."""
+        changed = [
+            change
+            for change in differences(self.saved_recipe(type(config)), config)
+            if not change.startswith(FREE)
+        ]
+        if changed:
+            raise QkvError(
+                f"the recipe is not the one that {self.path} was begun with: {'; '.join(changed)}: "
+                "take that back, or begin another run with another --out"
+            )
+        before, now = json.loads(self.data.read_text("utf-8")), _fingerprints(files)
+        other = [path for path in before | now if before.get(path) != now.get(path)]
+        if other:
+            raise QkvError(
+                f"the data of {self.path} changed since it was begun: {', '.join(other)}: "
+                "bring the files back, or begin another run with another --out"
+            )
+        return checkpoint.newest(self.path)
+
+    def board(self) -> Any:
+        """A TensorBoard writer."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise QkvError(
+                "train.tensorboard is on, but TensorBoard is not installed: pip install 'qkv[log]'"
+            ) from None
+        return SummaryWriter(self.path / "tensorboard")
+
+
+def _fingerprints(files: Sequence[str]) -> dict[str, Any]:
+    """Size and SHA-256 of each file."""
+    found: dict[str, Any] = {}
+    for name in files:
+        try:
+            with open(name, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found[name] = {"bytes": Path(name).stat().st_size, "sha256": digest}
+        except OSError as error:
+            raise QkvError(f"{name} cannot be read: {error.strerror}: name an existing file") from None
+    return found

@@ -1,0 +1,117 @@
+"""From a recipe to a model: begin or go on with a run, and write the bundle that it ends in."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv.errors import QkvError
+from qkv.recipe.config import to_tree
+from qkv.store import bundle, checkpoint
+from qkv.tasks import task as tasks
+from qkv.tasks.task import Task
+from qkv.train.loop import Loop
+from qkv.train.machine import Cost
+from qkv.train.progress import Display
+from qkv.train.run import Run
+from qkv.train.state import Progress
+
+
+def train(
+    config: Any,
+    out: Path | str,
+    *,
+    resume: bool = False,
+    display: Display | None = None,
+    began: float | None = None,
+) -> Path:
+    """Train what a recipe (such as `TranslateConfig`) says into the directory `out`; returns the model's directory.
+
+    An interrupted run goes on with `resume`, to the same weights as if it had never stopped.
+    """
+    began = time.perf_counter() if began is None else began
+    run, display, kind = Run(Path(out)), display or Display(), tasks.kind(config.task)
+    files = kind.files(config)
+    found: checkpoint.Checkpoint | None = None
+    if resume and not run.exists:
+        raise QkvError(
+            f"{run.path} is no run, so there is nothing to resume: leave --resume out to begin one"
+        )
+    if resume:
+        found, notices = run.go_on(config, files)
+        for notice in notices:
+            display.say(notice)
+        if run.model.exists():
+            display.say(f"{run.path} is finished; its model is {run.model}")
+            return run.model
+    else:
+        run.begin(config, files)
+    task = kind.build(config, None)
+    for notice in task.notices:
+        display.say(notice)
+    display.say(summary(task))
+    with display, _signals() as stop_at:
+        loop = Loop(task, run, display, found, began)
+        stop_at(lambda: setattr(loop, "stopping", True))
+        progress = loop.run()
+    cost = Cost.of(task, progress)
+    path = write_model(task, run.model, progress, cost)
+    display.say(f"{cost}\nthe model is {path}")
+    return path
+
+
+def write_model(task: Task[Any], path: Path, progress: Progress, cost: Cost) -> Path:
+    """Write the weights that the task's model has as a bundle."""
+    facts = {"parameters": f"{parameters(task):,}", "steps": f"{progress.step:,}", "cost": str(cost)}
+    for name, value in progress.best_scores.items():
+        signature = f" ({progress.signatures[name]})" if name in progress.signatures else ""
+        facts[f"validation {name}"] = f"{value:.2f}{signature}"
+    return bundle.save(
+        path,
+        task=task.config.task,
+        recipe=to_tree(task.config),
+        tensors=task.model.state_dict(),
+        tokenizers=task.tokenizers(),
+        card=task.card(facts),
+    )
+
+
+def parameters(task: Task[Any]) -> int:
+    """How many numbers the model learns; tied ones count once."""
+    return sum(weight.numel() for weight in task.model.parameters())
+
+
+def summary(task: Task[Any]) -> str:
+    """The model in a line."""
+    c = task.training
+    return (
+        f"{type(task.model).__name__} with {parameters(task):,} parameters, {c.optimizer.kind} in {c.precision}, "
+        f"{torch.get_num_threads()} threads"
+    )
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """While training, the first SIGINT or SIGTERM stops after the present update; the second at once."""
+    action: list[Callable[[], None]] = []
+    before = {}
+
+    def handle(number: int, _: object) -> None:
+        signal.signal(number, before[number])
+        for act in action:
+            act()
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, handle)
+    except ValueError:  # not in the main thread, where no signals arrive
+        pass
+    try:
+        yield action.append
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
