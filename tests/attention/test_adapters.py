@@ -243,6 +243,14 @@ def test_keras_means_true_may_attend_for_all_heads():
     assert torch.equal(masks.to_keras(allow_BTS[:, None], SHAPE), allow_BTS)
 
 
+@pytest.mark.parametrize("mask", [torch.tensor([[0.0, -torch.inf]]), torch.tensor([[0, 2]])])
+def test_from_keras_refuses_what_is_no_yes_and_no(mask: Tensor):
+    with pytest.raises(
+        QkvError, match=r"^attention_mask of shape \(1, 2\) has other values than 0 and 1; Keras"
+    ):
+        masks.from_keras(mask)
+
+
 def test_keras_has_no_masks_per_head():
     with pytest.raises(
         QkvError,

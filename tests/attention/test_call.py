@@ -98,6 +98,16 @@ MISFITS: list[tuple[list[Tensor], dict[str, Any], str]] = [
         {"allow": torch.ones(5, 7, dtype=torch.bool)},
         "allow is on cpu, the queries on meta: move the mask with .to()",
     ),
+    (
+        FITTING,
+        {"bias": torch.zeros(5, 7, device="meta")},
+        "bias is on meta, the queries on cpu: move it with .to()",
+    ),
+    (
+        FITTING,
+        {"beta": torch.ones(4, device="meta")},
+        "beta is on meta, the queries on cpu: move it with .to()",
+    ),
     # beta
     (
         FITTING,
@@ -228,7 +238,21 @@ MISFITS: list[tuple[list[Tensor], dict[str, Any], str]] = [
         {"allow": masks.documents(torch.zeros(2, 5, dtype=torch.long))},
         "documents has ids for 5 keys, but there are 7 queries: give as many keys",
     ),
-    # Scores with parameters for other sizes
+    (
+        FITTING,
+        {"allow": masks.documents(torch.zeros(2, 7, dtype=torch.long), offset=-1)},
+        "documents has offset=-1, before the first of its ids: an offset of 0 or more is wanted",
+    ),
+    # Scores with parameters for other sizes or another dtype
+    *(
+        (
+            [x.double() for x in FITTING],
+            {"score": score},
+            f"this {name} score has weights of torch.float32, queries and keys are torch.float64: "
+            "move one with .to(), or use autocast",
+        )
+        for name, score in [("general", General(3)), ("concat", Concat(3)), ("location", Location(3))]
+    ),
     (
         FITTING,
         {"score": General(3, heads=3)},
@@ -284,6 +308,12 @@ def test_the_module_says_the_same(qkv: list[Tensor], choices: dict[str, Any], se
     called = {name: value for name, value in choices.items() if name not in built}
     with pytest.raises(QkvError, match=f"^{re.escape(sentence)}$"):
         Attend(**built)(*qkv, **called)
+
+
+def test_the_name_of_a_score_is_no_score():
+    name: Any = "gaussian"
+    with pytest.raises(QkvError, match=r"^score is 'gaussian'; a score is wanted: e.g. score=Cosine\(\)"):
+        attend(*FITTING, score=name)
 
 
 def test_weights_check_too():

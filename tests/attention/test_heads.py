@@ -504,6 +504,13 @@ def test_a_config_that_cannot_be_says_so_in_one_sentence(choices: dict[str, Any]
     sentence(caught, *parts)
 
 
+def test_inputs_on_another_device_are_named():
+    m = MultiHeadAttention(AttentionConfig(width=15, heads=3))
+    with pytest.raises(QkvError) as caught:
+        m(torch.randn(B, T, 15, device="meta"))
+    sentence(caught, "key is on meta", "the weights are on cpu", "move one with .to()")
+
+
 @pytest.mark.parametrize(
     ("shapes", "parts"),
     [

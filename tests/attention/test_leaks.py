@@ -269,6 +269,11 @@ def test_it_draws_no_random_numbers_of_yours():
             {},
             "check_leaks got an input of shape (7,); (batch, length) ids or (batch, length, width) is wanted",
         ),
+        (
+            IDS_BT[:0],
+            {},
+            "check_leaks got an input of shape (0, 7); (batch, length) ids or (batch, length, width) is wanted",
+        ),
         (IDS_BT[:, :1], {}, "check_leaks got length 1; a causal check needs 2 positions or more"),
         (
             torch.full((B, T), 5),

@@ -353,6 +353,16 @@ def test_each_misfit_has_its_sentence(function: Any, argument: Any, sentence: st
     assert str(caught.value) == sentence
 
 
+def test_a_mask_is_no_truth_value():
+    # `and` would return its second mask and forget the first: the future would be seen, silently.
+    with pytest.raises(
+        QkvError, match=r"^Causal\(offset=None\) is neither true nor false; write &, \| and ~"
+    ):
+        masks.causal() and masks.window(2)
+    with pytest.raises(QkvError, match="is neither true nor false"):
+        bool(~masks.window(2))
+
+
 def test_a_composition_names_what_is_wrong_in_it():
     with pytest.raises(QkvError, match=r"^allow is torch.int64; a boolean tensor is wanted"):
         masks.causal() & torch.ones(5, 5, dtype=torch.long)

@@ -225,6 +225,12 @@ def test_grid_resized_keeps_what_is_constant_along_an_axis():
     assert table[0, 0, 0] < table[3, 0, 0] < table[6, 0, 0]
 
 
+@pytest.mark.parametrize("size", [(0, 5), (3, -1)])
+def test_grid_is_not_resized_to_nothing(size: tuple[int, int]):
+    with pytest.raises(QkvError, match=rf"^a grid of {size[0]} x {size[1]} has no cells; 1 or more"):
+        Grid(3, 5, 2).resized(*size)
+
+
 def test_grid_needs_a_grid():
     with pytest.raises(QkvError, match="give grid="):
         Grid.sized(width=3, heads=1, key_width=3, length=15)

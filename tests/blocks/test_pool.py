@@ -104,6 +104,18 @@ def test_attention_pool_adds_its_mlp():
     torch.testing.assert_close(pool(tokens(), KEEP), wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", POOLS)
+def test_an_example_without_a_batch_is_refused(kind: str):
+    pool = build(kind)
+    with pytest.raises(QkvError, match=r"^x has shape \(5, 14\); \(batch, length, width\) is wanted"):
+        pool(*pool.prepend(tokens()[0]))
+
+
+def test_class_token_refuses_a_mask_of_another_kind():
+    with pytest.raises(QkvError, match=r"torch.bool of shape \(3, 5\) is wanted"):
+        build("class").prepend(tokens(), KEEP.long())
+
+
 @pytest.mark.parametrize("kind", ["average", "attention"])
 @pytest.mark.parametrize("keep", [KEEP.long(), KEEP.T, KEEP[:, :3]])
 def test_a_mask_of_another_kind_is_refused(kind: str, keep: Tensor):

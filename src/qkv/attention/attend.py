@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from qkv.attention.call import Beta, Call
+from qkv.attention.dropout import drop
 from qkv.attention.masks.values import Causal, Mask
 from qkv.attention.normalize import NORMALIZERS, Normalizer, softmax
 from qkv.attention.scores import Dot, Score, grouped_product
@@ -173,8 +174,7 @@ def _fused(call: Call, allow_BHTS: Tensor | None, causal: bool = False) -> Tenso
 def _products(call: Call, allow_BHTS: Tensor | None) -> Tensor:
     """The equation as it is written; returns out_BHTV."""
     weights_BHTS = normalised(call, logits(call, allow_BHTS))
-    if call.dropout:
-        weights_BHTS = F.dropout(weights_BHTS, call.dropout)
+    weights_BHTS = drop(weights_BHTS, call.dropout)
     return zero_blocked(grouped_product(weights_BHTS, call.v_BGSV), allow_BHTS)
 
 

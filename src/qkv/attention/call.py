@@ -49,6 +49,10 @@ class Call:
     ) -> "Call":
         """Check the arguments of `attend`; every misfit is one sentence with the shapes in it."""
         shape = _shape_of_scores(q, k, v)
+        if not isinstance(score, Score):
+            raise QkvError(
+                f"score is {score!r}; a score is wanted: e.g. score=Cosine(), from qkv.attention.scores"
+            )
         lead, heads = shape[:-3], shape[-3] if len(shape) > 2 else 1
         if isinstance(normalize, str):
             normalize = choose("normaliser", normalize, NORMALIZERS)
@@ -58,7 +62,7 @@ class Call:
             )
         if not isinstance(beta, Tensor) and beta == math.inf:
             beta, normalize = 1.0, hard
-        beta = _resolve_beta(beta, heads, q.shape[-1])
+        beta = _resolve_beta(beta, heads, q)
         q, k, v = _to_four(q, lead), _to_four(k, lead), _to_four(v, lead)
         lowered = score.lower(q, k)
         if lowered is not None:
@@ -77,7 +81,7 @@ class Call:
             score=score if lowered is None else None,
             beta=beta,
             mask=None if allow is None else as_mask(allow),
-            bias=None if bias is None else _checked_bias(bias, shape).to(q.dtype),
+            bias=None if bias is None else _checked_bias(bias, shape, q.device).to(q.dtype),
             normalize=normalize,
             dropout=dropout,
             shape=shape,
@@ -164,14 +168,16 @@ def _shape_of_scores(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
     return (*lead, *([heads] if has_heads else []), q.shape[-2], k.shape[-2])
 
 
-def _resolve_beta(beta: Beta, heads: int, key_width: int) -> float | Tensor:
+def _resolve_beta(beta: Beta, heads: int, q: Tensor) -> float | Tensor:
     if beta is None:
-        return 1 / math.sqrt(key_width)
+        return 1 / math.sqrt(q.shape[-1])
     if isinstance(beta, Tensor):
         if beta.numel() not in (1, heads):
             raise QkvError(
                 f"beta has shape {tuple(beta.shape)} for {heads} heads: give one value, or one a head"
             )
+        if beta.device != q.device:
+            raise QkvError(f"beta is on {beta.device}, the queries on {q.device}: move it with .to()")
         # Reading it would break a compiled graph, and stop a GPU's queue.
         if beta.device.type == "cpu" and not torch.compiler.is_compiling() and not beta.isfinite().all():
             raise QkvError(
@@ -183,11 +189,13 @@ def _resolve_beta(beta: Beta, heads: int, key_width: int) -> float | Tensor:
     return float(beta)
 
 
-def _checked_bias(bias: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _checked_bias(bias: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
     if not bias.is_floating_point():
         raise QkvError(
             f"bias is {bias.dtype}; numbers to add to the scores are wanted: a boolean mask goes to allow"
         )
+    if bias.device != device:
+        raise QkvError(f"bias is on {bias.device}, the queries on {device}: move it with .to()")
     fits = bias.dim() <= len(shape) and all(
         have in (1, want) for have, want in zip(reversed(bias.shape), reversed(shape), strict=False)
     )

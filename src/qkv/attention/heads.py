@@ -194,6 +194,10 @@ class MultiHeadAttention(nn.Module):
             raise QkvError(
                 f"{name} is {x_BTD.dtype}, the weights are {projection.weight.dtype}: move one with .to(), or use autocast"
             )
+        if x_BTD.device != projection.weight.device:
+            raise QkvError(
+                f"{name} is on {x_BTD.device}, the weights are on {projection.weight.device}: move one with .to()"
+            )
         return projection(x_BTD).unflatten(-1, (-1, width)).transpose(-3, -2)
 
     @classmethod

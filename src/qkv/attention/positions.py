@@ -95,6 +95,10 @@ class Grid(Position):
 
     def resized(self, rows: int, columns: int) -> "Grid":
         """A new grid, interpolated from this one for pictures of another resolution (their section 3.2)."""
+        if rows < 1 or columns < 1:
+            raise QkvError(
+                f"a grid of {rows} x {columns} has no cells; 1 or more rows and columns are wanted"
+            )
         now_rows, now_columns, width = self.table.shape
         shrinks = rows < now_rows or columns < now_columns
         image = self.table.detach().to(_exact(self.table.dtype)).permute(2, 0, 1)[None]

@@ -64,7 +64,7 @@ class General(Score):
         return cls(width, heads)
 
     def lower(self, q_BHTK: Tensor, k_BGSK: Tensor) -> tuple[Tensor, Tensor]:
-        _expect("general", self.weight_HKK.shape[:2], _heads(q_BHTK, k_BGSK), q_BHTK.shape[-1])
+        _expect("general", self.weight_HKK.shape[:2], _heads(q_BHTK, k_BGSK), q_BHTK, self.weight_HKK.dtype)
         return q_BHTK @ self.weight_HKK, k_BGSK
 
 
@@ -108,7 +108,7 @@ class Location(Score):
             raise QkvError(
                 f"{length} keys, but this location score knows {known} places: build it with length={length}"
             )
-        _expect("location", self.places_HSK.shape[::2], _heads(q_BHTK, k_BGSK), q_BHTK.shape[-1])
+        _expect("location", self.places_HSK.shape[::2], _heads(q_BHTK, k_BGSK), q_BHTK, self.places_HSK.dtype)
         return q_BHTK, self.places_HSK[:, :length].expand(k_BGSK.shape[0], -1, -1, -1)
 
 
@@ -131,7 +131,7 @@ class Concat(Score):
 
     def forward(self, q_BHTK: Tensor, k_BGSK: Tensor) -> Tensor:
         for parameter_HKA, x in ((self.query_HKA, q_BHTK), (self.key_HKA, k_BGSK)):
-            _expect("concat", parameter_HKA.shape[:2], _heads(q_BHTK, k_BGSK), x.shape[-1])
+            _expect("concat", parameter_HKA.shape[:2], _heads(q_BHTK, k_BGSK), x, parameter_HKA.dtype)
         k_BHSK = repeat_heads(k_BGSK, q_BHTK.shape[-3])
         q_BHT1A = (q_BHTK @ self.query_HKA).unsqueeze(-2)
         k_BH1SA = (k_BHSK @ self.key_HKA).unsqueeze(-3)
@@ -162,12 +162,18 @@ def _heads(q_BHTK: Tensor, k_BGSK: Tensor) -> int:
     return max(q_BHTK.shape[-3], k_BGSK.shape[-3])
 
 
-def _expect(score: str, built: Sequence[int], heads: int, width: int) -> None:
-    """Name the heads and width that a score was built for, if it is called with others."""
+def _expect(score: str, built: Sequence[int], heads: int, x: Tensor, dtype: torch.dtype) -> None:
+    """Name the heads, width and dtype that a score was built for, if it is called with others."""
+    width = x.shape[-1]
     if built[0] not in (1, heads) or built[1] != width:
         raise QkvError(
             f"this {score} score was built for {built[0]} heads of width {built[1]}, "
             f"but is given {heads} heads of width {width}: build it for those"
+        )
+    if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        raise QkvError(
+            f"this {score} score has weights of {dtype}, queries and keys are {x.dtype}: "
+            "move one with .to(), or use autocast"
         )
 
 

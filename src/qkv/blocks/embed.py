@@ -22,13 +22,15 @@ class Embedding(nn.Module):
                 f"the vocabulary has {vocabulary} tokens; 1 or more are wanted: give the tokenizer's size"
             )
         self.scale = math.sqrt(width) if scale else 1.0
+        self.dtype: torch.dtype | None = None
+        """Of the vectors given out, where it is not the table's."""
         self.table = nn.Parameter(torch.empty(vocabulary, width))
         # Unit variance once scaled, and logits of unit variance from a normalised x.
         nn.init.normal_(self.table, std=width**-0.5)
 
     def forward(self, token_BT: Tensor) -> Tensor:
         """(B,T) of integers -> (B,T,D)."""
-        return F.embedding(token_BT, self.table) * self.scale
+        return (F.embedding(token_BT, self.table) * self.scale).to(self.dtype or self.table.dtype)
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         """(B,T,D) -> (B,T,L): how well x fits each token's vector."""

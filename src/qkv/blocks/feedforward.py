@@ -10,6 +10,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.attention.dropout import Dropout
 from qkv.config import config
 
 
@@ -58,7 +59,7 @@ class FeedForward(nn.Module):
         )
         self.up = nn.Linear(config.width, config.hidden, bias=config.bias)
         self.down = nn.Linear(config.hidden, config.width, bias=config.bias)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """(B,T,D) -> (B,T,D)."""

@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from qkv.attention.dropout import Dropout
 from qkv.attention.heads import AttentionConfig, MultiHeadAttention
 from qkv.attention.masks import Mask
 from qkv.attention.memory import Memory
@@ -69,7 +70,7 @@ class Layer(nn.Module):
             self.cross_norm = norm(config.norm, width, config.epsilon)
         self.feedforward = FeedForward(config.feedforward)
         self.feedforward_norm = norm(config.norm, width, config.epsilon)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self,

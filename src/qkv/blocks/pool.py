@@ -40,6 +40,7 @@ class ClassToken(Pool):
 
     def prepend(self, x_BTD: Tensor, keep_BT: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(B,T,D) -> (B,1+T,D)."""
+        _checked(x_BTD, keep_BT)
         token_B1D = self.token.to(x_BTD.dtype).expand(x_BTD.shape[0], 1, -1)
         if keep_BT is not None:
             keep_BT = torch.cat((keep_BT.new_ones(keep_BT.shape[0], 1), keep_BT), dim=1)
@@ -80,7 +81,8 @@ class AttentionPool(Pool):
             self.mlp = nn.Sequential(norm("layer", config.width), feedforward)
 
     def forward(self, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
-        allow = None if keep_BT is None else masks.padding(_checked(x_BTD, keep_BT))
+        real_BT = _checked(x_BTD, keep_BT)
+        allow = None if keep_BT is None else masks.padding(real_BT)
         probe_B1D = self.probe.to(x_BTD.dtype).expand(x_BTD.shape[0], -1, -1)
         pooled_BD = self.attention(probe_B1D, x_BTD, allow=allow).squeeze(1)
         return pooled_BD if self.mlp is None else pooled_BD + self.mlp(pooled_BD)
@@ -95,6 +97,11 @@ POOLS: dict[str, type[Pool]] = {"class": ClassToken, "average": GlobalAverage, "
 
 def _checked(x_BTD: Tensor, keep_BT: Tensor | None) -> Tensor:
     """keep, or all True; a mask of another kind is refused, as its ones may mean the opposite."""
+    if x_BTD.dim() != 3:
+        raise QkvError(
+            f"x has shape {tuple(x_BTD.shape)}; (batch, length, width) is wanted: "
+            "a single example needs a batch axis, x.unsqueeze(0)"
+        )
     if keep_BT is None:
         return torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
     if keep_BT.dtype != torch.bool or keep_BT.shape != x_BTD.shape[:2]:

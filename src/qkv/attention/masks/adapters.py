@@ -106,6 +106,11 @@ def to_hf(allow: Mask | Tensor, shape: Shape, dtype: torch.dtype = torch.float32
 
 def from_keras(attention_mask: Tensor) -> Mask:
     """A Keras `attention_mask` (B, T, S), True = may attend, or a padding mask (B, S)."""
+    if not ((attention_mask == 0) | (attention_mask == 1)).all():
+        raise QkvError(
+            f"attention_mask of shape {tuple(attention_mask.shape)} has other values than 0 and 1; "
+            "Keras adds no masks to scores, 1 = may attend is wanted"
+        )
     allow = attention_mask.bool()
     if allow.dim() not in (2, 3):
         raise QkvError(

@@ -39,7 +39,7 @@ def check_leaks(
     counts if its output, or the first of several, has the axes (B, T, …) or (B, …, T, width) of the input;
     a `Score` does not, for masks act on what it returns.
     """
-    if x.dim() < 2:
+    if x.dim() < 2 or not x.shape[0]:
         raise QkvError(
             f"check_leaks got an input of shape {tuple(x.shape)}; (batch, length) ids or (batch, length, width) is wanted"
         )

@@ -69,6 +69,10 @@ class Mask:
 
     __rand__, __ror__ = __and__, __or__
 
+    def __bool__(self) -> bool:
+        # `causal() and padding(keep)` would be the padding alone: the future would be seen, silently.
+        raise QkvError(f"{self!r} is neither true nor false; write &, | and ~ for and, or and not")
+
     def __repr__(self) -> str:
         """As it is written, tensors by their shapes."""
         parts = {name: value for name, value in vars(self).items() if name != "per_query"}
@@ -165,6 +169,10 @@ class Documents(Positional):
     def block(self, block: Block) -> Tensor:
         _expect_keys("documents", self.ids_BS, block)
         first, queries, keys = self.first(block.shape), *block.shape[-2:]
+        if self.offset is not None and first < 0:
+            raise QkvError(
+                f"documents has offset={first}, before the first of its ids: an offset of 0 or more is wanted"
+            )
         if first < 0:
             raise QkvError(
                 f"documents has ids for {keys} keys, but there are {queries} queries: give as many keys"

@@ -1,0 +1,67 @@
+"""The loss over a vocabulary, without ever holding all its logits.
+
+Axes: N positions, C positions of a chunk, D width, L vocabulary.
+
+The logits of a batch would be the largest tensor of a training step by far. Here a chunk of positions goes through
+product, softmax and both gradients while its logits are in the cache; nothing of them is kept for the backward pass.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_CHUNK = 1 << 21  # logits of a chunk: 256 positions of 8,000 tokens
+
+
+def cross_entropy(x_ND: Tensor, table_LD: Tensor, label_N: Tensor, smoothing: float = 0.0) -> Tensor:
+    """-Σ_n Σ_l q(l) log softmax(x·tableᵀ)(l), q = (1-ε) one-hot(label) + ε/L (Szegedy et al. 2016, section 7).
+
+    A table of another dtype than x takes part in x's, and its gradient returns in its own. Products and probabilities
+    are in x's dtype, sums over positions in fp32 at least.
+    """
+    return _CrossEntropy.apply(x_ND, table_LD, label_N, smoothing)  # pyright: ignore[reportReturnType]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Both gradients are ready before the backward pass, which only scales them."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, table_LD: Tensor, label_N: Tensor, smoothing: float) -> Tensor:
+        weight_LD, exact = table_LD.to(x_ND.dtype), torch.promote_types(x_ND.dtype, torch.float32)
+        # Smoothing gives every token the same small share, so its gradients are those of two means.
+        mean_D = weight_LD.mean(0, dtype=exact)
+        loss = -smoothing * (x_ND.sum(0, dtype=exact) @ mean_D)
+        dx_ND = torch.empty_like(x_ND)
+        dtable_LD = torch.zeros_like(weight_LD, dtype=exact)
+        step = max(1, _CHUNK // len(table_LD))
+        for start in range(0, len(x_ND), step):
+            x_CD, label_C = x_ND[start : start + step], label_N[start : start + step]
+            logits_CL = F.linear(x_CD, weight_LD)
+            p_CL = torch.softmax(logits_CL, -1)
+            labelled = torch.arange(len(label_C), device=label_C.device), label_C
+            p_C, logit_C = p_CL[labelled], logits_CL[labelled].to(exact)
+            if bool((p_C > 0).all()):
+                lost_C = -p_C.to(exact).log()
+            else:  # a probability that rounded to zero has no logarithm
+                lost_C = logits_CL.to(exact).logsumexp(-1) - logit_C
+            loss += (lost_C + smoothing * logit_C).sum()
+            g_CL = p_CL.index_put_(labelled, p_C - (1 - smoothing))
+            torch.mm(g_CL, weight_LD, out=dx_ND[start : start + step])
+            dtable_LD += g_CL.mT @ x_CD
+        if smoothing:
+            dx_ND -= (smoothing * mean_D).to(dx_ND.dtype)
+            dtable_LD -= smoothing / len(table_LD) * x_ND.sum(0, dtype=exact)
+        ctx.save_for_backward(dx_ND, dtable_LD.to(table_LD.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        dx_ND, dtable_LD = ctx.saved_tensors
+        return (
+            (gradients[0] * dx_ND).to(dx_ND.dtype),
+            (gradients[0] * dtable_LD).to(dtable_LD.dtype),
+            None,
+            None,
+        )
