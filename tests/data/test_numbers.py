@@ -7,7 +7,7 @@ import pytest
 from num2words import num2words
 
 from qkv.data import numbers
-from qkv.data.numbers import LANGUAGES, held_out, is_held_out, pairs, write
+from qkv.data.numbers import LANGUAGES, held_out, is_held_out, pairs, split, validation, write
 from qkv.errors import QkvError
 
 # Written down when the corpus was made: recipes state scores on these numbers, and models were trained without them.
@@ -51,14 +51,21 @@ def test_held_out_numbers_are_never_trained_on():
     apart |= {english for english, _, _ in held_out(5_000)} | {
         english for english, _, _ in held_out(500, seed=1)
     }
+    apart |= {english for english, _, _ in validation(5_000)}
     for seed in (0, 1):
         assert not apart & {english for english, _, _ in pairs(4_000, seed, ["cs"])}
+
+
+def test_numbers_for_validation_are_others_than_the_held_out_ones():
+    valid, test = ({english for english, _, _ in make(5_000)} for make in (validation, held_out))
+    assert len(valid) == len(test) == 1_000
+    assert not valid & test
 
 
 def test_training_holds_every_small_number_and_others_of_every_magnitude():
     trained = {english for english, _, _ in pairs(5_000, languages=["cs"])}
     assert len(trained) == 5_000, "each number once"
-    assert {write(number) for number in range(1100) if not is_held_out(number)} <= trained
+    assert {write(number) for number in range(1100) if split(number) == "train"} <= trained
     drawn = list(islice(numbers._drawn(0), 4_000))
     assert len(set(drawn)) == 4_000
     for limit in (10**4, 10**5, 10**6):

@@ -222,6 +222,14 @@ def test_files_are_read_anew_and_a_limit_takes_the_first_pairs(two_files):
     assert text.tags() == []
 
 
+def test_numbers_to_validate_and_to_test_with_are_corpora_of_their_own():
+    for source, make in (("numbers-valid", numbers.validation), ("numbers-test", numbers.held_out)):
+        text = ParallelText([Corpus(source=source, limit=15)])
+        assert [(pair.source, pair.tag, pair.target) for pair in text] == list(make(15))
+        assert text.tags() == sorted(numbers.LANGUAGES)
+        assert str(text.reports[0]) == f"{source}: 15 pairs kept, 0 skipped ({source} 15 lines)"
+
+
 def test_numbers_are_a_corpus():
     text = ParallelText([Corpus(source="numbers", limit=10), Corpus(source="numbers", tag="fr", limit=3)])
     pairs = list(text)

@@ -71,6 +71,10 @@ class Toy(Generator):
             all_BTD.append(hidden_BD)
         return torch.stack(all_BTD, dim=1)
 
+    @property
+    def output_table(self) -> Tensor:
+        return self.out.mT
+
     def logits(self, x_BTD: Tensor) -> Tensor:
         return x_BTD @ self.out
 
@@ -153,7 +157,7 @@ class Plain:
 
     def coverage(self, prefix: list[int]) -> float:
         """The coverage penalty of this prefix and one token more, from the maps of one pass over it."""
-        with watch(self.model, self.config.coverage_from) as seen:
+        with watch(self.model, self.config.coverage_from or self.model.source_attention) as seen:
             self.read(prefix)
         weights_TS = torch.stack([seen[path][0] for path in seen]).mean((0, 1))[len(self.start) - 1 :]
         return self.config.coverage * sum(math.log(min(sum(row), 1)) for row in weights_TS.T.tolist())

@@ -5,7 +5,7 @@ from copy import copy
 from functools import cache
 from hashlib import blake2b
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from num2words import CONVERTER_CLASSES
@@ -16,7 +16,7 @@ LANGUAGES = ("de", "fr", "cs", "it", "da")
 LIMIT = 1_000_000  # numbers are below it
 _SMALL = 1_100  # every number below it that is not held out is trained on: the words and how they combine
 _WORDS = 21  # numbers below it are never held out: some words, such as zero, stand nowhere else
-_SHARE = 50  # one number in so many is held out
+_SHARE = 50  # one number in so many is held out, and one for validation
 
 
 def pairs(count: int, seed: int = 0, languages: Sequence[str] = LANGUAGES) -> Iterator[tuple[str, str, str]]:
@@ -25,7 +25,7 @@ def pairs(count: int, seed: int = 0, languages: Sequence[str] = LANGUAGES) -> It
     First every small number, then as many others as needed, mixed over the magnitudes.
     """
     drawn = (number for number in _drawn(seed) if number >= _SMALL)
-    numbers = (number for number in chain(range(_SMALL), drawn) if not is_held_out(number))
+    numbers = (number for number in chain(range(_SMALL), drawn) if split(number) == "train")
     return _translated(numbers, count, languages, LIMIT // 2)
 
 
@@ -36,10 +36,26 @@ def held_out(
     return _translated(filter(is_held_out, _drawn(seed)), count, languages, LIMIT // _SHARE // 2)
 
 
-def is_held_out(number: int) -> bool:
-    """One number in fifty, chosen by its hash: the same ones everywhere, for ever."""
+def validation(
+    count: int, seed: int = 0, languages: Sequence[str] = LANGUAGES
+) -> Iterator[tuple[str, str, str]]:
+    """The same of others, to choose by: the held-out ones are for the end."""
+    numbers = (number for number in _drawn(seed) if split(number) == "valid")
+    return _translated(numbers, count, languages, LIMIT // _SHARE // 2)
+
+
+def split(number: int) -> Literal["train", "valid", "test"]:
+    """What a number is for, chosen by its hash: the same everywhere, for ever."""
+    if number < _WORDS:
+        return "train"
     digest = blake2b(str(number).encode(), digest_size=8).digest()
-    return number >= _WORDS and int.from_bytes(digest, "big") % _SHARE == 0
+    share = int.from_bytes(digest, "big") % _SHARE
+    return "test" if share == 0 else "valid" if share == 1 else "train"
+
+
+def is_held_out(number: int) -> bool:
+    """Whether it is one of those that no model is trained on, nor chosen by."""
+    return split(number) == "test"
 
 
 def write(number: int, language: str = "en") -> str:

@@ -13,6 +13,12 @@ from qkv.data.report import Report
 from qkv.errors import QkvError
 
 NUMBERS = "numbers"
+# The embedded corpora: how to make each, and how many pairs are all of it.
+_EMBEDDED = {
+    NUMBERS: (numbers.pairs, 115_000),
+    "numbers-valid": (numbers.validation, 5_000),
+    "numbers-test": (numbers.held_out, 5_000),
+}
 
 
 @config
@@ -20,7 +26,8 @@ class Corpus:
     """Where pairs of sentences come from, and how often they are seen."""
 
     source: str
-    """A file, `-` for stdin, or `numbers` for the embedded corpus; gzip is recognised by its content."""
+    """A file, `-` for stdin, or an embedded corpus: `numbers`, and `numbers-valid` and `numbers-test`, which it leaves
+    out; gzip is recognised by its content."""
     target: str | None = None
     """The file with the translations, line by line; none if `source` holds both sides."""
     format: Literal["auto", "lines", "tsv", "jsonl"] = "auto"
@@ -38,7 +45,7 @@ class Corpus:
     weight: float = 1.0
     """How often a pair of this corpus is seen in an epoch, on average."""
     limit: int | None = None
-    """Use only so many pairs, the first ones; none is all (of the numbers: 115,000)."""
+    """Use only so many pairs, the first ones; none is all (of the numbers: 115,000, and 5,000 of those left out)."""
 
     def __post_init__(self) -> None:
         for wrong, sentence in self._faults():
@@ -83,7 +90,7 @@ class Corpus:
         """The format, once auto is decided."""
         if self.format != "auto":
             return self.format
-        if self.source == NUMBERS and self.target is None:
+        if self.source in _EMBEDDED and self.target is None:
             return NUMBERS
         ending = self.source.removesuffix(".gz").rpartition(".")[2]
         return ending if ending in ("tsv", "jsonl") and self.target is None else "lines"
@@ -307,12 +314,11 @@ def _values(corpus: Corpus, line: Line) -> tuple[str, str, str | None]:
 
 
 def _numbers(corpus: Corpus, report: Report, _rules: Rules) -> Iterator[_Row]:
+    make, count = _EMBEDDED[corpus.source]
     languages = numbers.LANGUAGES if corpus.tag is None else (corpus.tag,)
-    for number, (english, tag, text) in enumerate(
-        numbers.pairs(corpus.limit or 115_000, languages=languages), 1
-    ):
-        report.lines[NUMBERS] += 1
-        yield _Row(Line(number, english), Line(number, text), tag, NUMBERS, NUMBERS)
+    for number, (english, tag, text) in enumerate(make(corpus.limit or count, languages=languages), 1):
+        report.lines[corpus.source] += 1
+        yield _Row(Line(number, english), Line(number, text), tag, corpus.source, corpus.source)
 
 
 _READERS: dict[str, Callable[[Corpus, Report, Rules], Iterator[_Row]]] = {

@@ -22,23 +22,41 @@ def align(
     *,
     start: Tensor,
     targets: Sequence[Sequence[int]],
-    pattern: str = "decoder.*.cross",
+    pattern: str | None = None,
 ) -> list[Tensor]:
     """alignment_TS for each sentence: how much each of its source tokens was looked at when each token was written.
 
-    The targets are read by the model once more, which gives the very weights that wrote them; they are averaged over
-    the heads and layers whose path matches `pattern` (see `qkv.watch`). The columns are the real source tokens.
+    These are the averages of `weights_by_path` over heads and layers.
+    """
+    found = weights_by_path(model, source_BS, keep_BS, start=start, targets=targets, pattern=pattern)
+    return [torch.stack([map_HTS.mean(0) for map_HTS in maps.values()]).mean(0) for maps in found]
+
+
+@torch.no_grad()
+def weights_by_path(
+    model: Generator,
+    source_BS: Tensor,
+    keep_BS: Tensor,
+    *,
+    start: Tensor,
+    targets: Sequence[Sequence[int]],
+    pattern: str | None = None,
+) -> list[dict[str, Tensor]]:
+    """For each sentence the weights with which its target was written, weights_HTS by the path of their attention.
+
+    The targets are read by the model once more, which gives the very weights that wrote them, of the attentions whose
+    path matches `pattern` (see `qkv.watch`): by default those that look at the source. The columns are the real source
+    tokens.
     """
     start_BP = first_tokens(model, keep_BS, start)
     inputs_BT, _, _ = forced(start_BP, targets)
-    with watch(model, pattern) as seen:
+    with watch(model, pattern or model.source_attention) as seen:
         model(source_BS, keep_BS, inputs_BT)
     # A model may attend to all target tokens in one call, or (an RNN that feeds its input) in one call for each.
-    maps = [torch.cat(seen.calls(path), dim=-2).mean(1) for path in seen]
-    alignment_BTS = torch.stack(maps).mean(0)[:, start_BP.shape[1] - 1 :]
+    maps = {path: torch.cat(seen.calls(path), dim=-2)[:, :, start_BP.shape[1] - 1 :] for path in seen}
     return [
-        alignment_TS[: len(target), keep_S]
-        for alignment_TS, target, keep_S in zip(alignment_BTS, targets, keep_BS, strict=True)
+        {path: weights_BHTS[row, :, : len(target), keep_S] for path, weights_BHTS in maps.items()}
+        for row, (target, keep_S) in enumerate(zip(targets, keep_BS, strict=True))
     ]
 
 

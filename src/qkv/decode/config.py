@@ -29,8 +29,8 @@ class SearchConfig:
     """The power in it; GNMT took 0.6 to 0.7."""
     coverage: Finite = 0.0
     """Weight of the penalty for source tokens that were hardly looked at; GNMT took 0.2."""
-    coverage_from: str = "decoder.*.cross"
-    """The attentions that tell what was looked at: a pattern as for `qkv.watch`."""
+    coverage_from: str | None = None
+    """The attentions that tell what was looked at, a pattern as for `qkv.watch`; none: all that look at the source."""
     stop: Literal["exact", "quick", "never"] = "exact"
     """exact: once no live prefix can beat what is kept. quick, as in fairseq and CTranslate2: an end counts only among
     the `beam` best continuations, and `beam` ends are enough. never: at the maximum."""

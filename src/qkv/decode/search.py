@@ -42,7 +42,8 @@ def search(
     if not len(start_BP):
         return []
     state = source if isinstance(source, State) else model.encode(source, keep_BS)
-    with watch(model, config.coverage_from) if config.coverage else nullcontext() as seen:
+    looked_at = config.coverage_from or model.source_attention
+    with watch(model, looked_at) if config.coverage else nullcontext() as seen:
         logits_BL, state = model.step(start_BP, state)
         if not 0 <= end < logits_BL.shape[-1]:
             raise QkvError(

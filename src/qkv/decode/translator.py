@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qkv.data.batches import in_input_order, source_batches
 from qkv.data.tokens import END, Tokens
-from qkv.decode.align import align, links, word_links
+from qkv.decode.align import links, weights_by_path, word_links
 from qkv.decode.config import SearchConfig
 from qkv.decode.paths import Hypothesis
 from qkv.decode.search import search
@@ -103,6 +103,8 @@ class Translator:
     ) -> Iterator[Line]:
         """Each line translated, in order, in bounded memory; `window` lines are read ahead."""
         config = config or self.config
+        if not to:
+            raise QkvError("to is empty: name at least one language")
         for tag in to:
             self.target.tag(tag)  # a language that it does not know is named before anything is read
         rest, number, before = iter(lines), 0, 0
@@ -149,12 +151,21 @@ class Translator:
     @torch.inference_mode()
     def maps(self, source: str, translation: Translation, to: str | None = None) -> Tensor:
         """How much each source token (and its end) was looked at when each token (and the end) was written, map_TS."""
+        maps = self.weights(source, translation, to, pattern=self.config.coverage_from)
+        return torch.stack([map_HTS.mean(0) for map_HTS in maps.values()]).mean(0)
+
+    @torch.inference_mode()
+    def weights(
+        self, source: str, translation: Translation, to: str | None = None, *, pattern: str | None = None
+    ) -> dict[str, Tensor]:
+        """The same for each head, weights_HTS by the path of the attention; `pattern` as in `weights_by_path`."""
         source_BS = torch.tensor([[*self.source.encode(source).tolist(), END]])
         start_B = torch.tensor([self.target.tag(to)])
         keep_BS = torch.ones_like(source_BS, dtype=torch.bool)
         targets = [[*translation.tokens, END]]
-        pattern = self.config.coverage_from
-        return align(self.model, source_BS, keep_BS, start=start_B, targets=targets, pattern=pattern)[0]
+        return weights_by_path(
+            self.model, source_BS, keep_BS, start=start_B, targets=targets, pattern=pattern
+        )[0]
 
     def alignment(
         self, source: str, translation: Translation, to: str | None = None
@@ -176,7 +187,8 @@ class Translator:
         """The sentences to translate one by one: none if it is blank, several if it is over-long."""
         if not line.strip():
             return [], None
-        if len(line.encode()) < self.longest:  # no token is shorter than a byte
+        # No token is shorter than a byte, but a word may get a space, and a small letter have more bytes than its capital.
+        if 2 * len(line.encode()) < self.longest:
             return [line], None
         if len(self.source.encode(line)) < self.longest:
             return [line], None
@@ -219,7 +231,8 @@ class Translator:
 
 
 def _sentences(line: str) -> list[str]:
-    """The sentences of a line, by what ends them."""
+    """The sentences of a line, by what ends them; a space at its end begins no other one."""
+    line = line.strip()
     ends = [match.end() for match in _SENTENCE_END.finditer(line)]
     return [line[start:stop].strip() for start, stop in zip([0, *ends], [*ends, len(line)], strict=True)]
 

@@ -8,9 +8,10 @@ A search runs `encode` once for a batch of sentences, then `step` again and agai
 """
 
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class State(ABC):
@@ -29,6 +30,9 @@ class State(ABC):
 class Generator(nn.Module, ABC):
     """A model that writes one token after another, with or without a source."""
 
+    source_attention: ClassVar[str] = "*"
+    """The attentions that look at the source: a pattern as for `qkv.watch`."""
+
     @abstractmethod
     def encode(self, source_BS: Tensor, keep_BS: Tensor) -> State:
         """Read the sources (True in keep = real token); the state of one row for each, before any token."""
@@ -44,6 +48,11 @@ class Generator(nn.Module, ABC):
     def forward(self, source_BS: Tensor, keep_BS: Tensor, target_BT: Tensor) -> Tensor:
         """Teacher forcing: read whole targets at once; return the hidden states x_BTD that `logits` reads."""
 
+    @property
     @abstractmethod
+    def output_table(self) -> Tensor:
+        """A vector for each token, table_LD: what hidden states are compared with."""
+
     def logits(self, x_BTD: Tensor) -> Tensor:
-        """Scores of the token after each hidden state, logits_BTL; called on real positions only in training."""
+        """Scores of the token after each hidden state, logits_BTL."""
+        return F.linear(x_BTD, self.output_table)

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from qkv.attention import masks
 from qkv.attention.attend import Attend
 from qkv.attention.call import Call
+from qkv.attention.dropout import Dropout
 from qkv.attention.masks.values import Block, Mask, cut
 from qkv.attention.memory import Memory
 from qkv.attention.normalize import softmax
@@ -254,6 +255,8 @@ class LuongState(State):
 class Luong(Generator):
     """An encoder and a decoder of recurrent layers, and what each word looks at before it is chosen."""
 
+    source_attention = "attention"
+
     def __init__(self, config: LuongConfig):
         super().__init__()
         self.config = c = config
@@ -282,7 +285,7 @@ class Luong(Generator):
         self.self_attention = Attend(score=General(c.width), beta=1.0) if c.self_attention else None
         self.merge = nn.Linear(c.width * (1 + c.looks), c.width, bias=False) if c.looks else None
         self.output = nn.Linear(c.width, c.target_vocabulary, bias=False) if c.tied == "none" else None
-        self.dropout = nn.Dropout(c.dropout)
+        self.dropout = Dropout(c.dropout)
 
     def encode(self, source_BS: Tensor, keep_BS: Tensor) -> LuongState:
         # An empty sentence is read as one vector of zeros, which nothing attends to.
@@ -306,9 +309,10 @@ class Luong(Generator):
     def forward(self, source_BS: Tensor, keep_BS: Tensor, target_BT: Tensor) -> Tensor:
         return self._decode(target_BT, self.encode(source_BS, keep_BS))[0]
 
-    def logits(self, x_BTD: Tensor) -> Tensor:
-        """W h~ (eq. 6, before the softmax)."""
-        return self.target_embedding.logits(x_BTD) if self.output is None else self.output(x_BTD)
+    @property
+    def output_table(self) -> Tensor:
+        """W of eq. 6."""
+        return self.target_embedding.table if self.output is None else self.output.weight
 
     def _first(self, last_MBX: Tensor) -> Tensor:
         """The decoder's first state from the encoder's last (M = N or 2 · N of them, both directions side by side).

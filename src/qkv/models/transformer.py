@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from qkv.attention import masks
+from qkv.attention.dropout import Dropout
 from qkv.attention.heads import AttentionConfig
 from qkv.attention.memory import Memory
 from qkv.attention.positions import POSITIONS, Position
@@ -156,6 +157,8 @@ class TransformerState(State):
 class Transformer(Generator):
     """Encoder and decoder layers between two embeddings and an output that may share their table."""
 
+    source_attention = "decoder.*.cross"
+
     def __init__(self, config: TransformerConfig):
         super().__init__()
         self.config = config
@@ -174,7 +177,7 @@ class Transformer(Generator):
         # In pre-norm order the stream itself is never normalised: one more norm at each end (Xiong et al. 2020).
         ends = [norm(config.norm, config.width) if config.order == "pre" else nn.Identity() for _ in range(2)]
         self.encoder_norm, self.decoder_norm = ends
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def encode(self, source_BS: Tensor, keep_BS: Tensor) -> TransformerState:
         x_BSD = self._embed(self.source_embedding, self.source_positions, source_BS)
@@ -191,8 +194,9 @@ class Transformer(Generator):
     def forward(self, source_BS: Tensor, keep_BS: Tensor, target_BT: Tensor) -> Tensor:
         return self._decode(target_BT, self.encode(source_BS, keep_BS))[0]
 
-    def logits(self, x_BTD: Tensor) -> Tensor:
-        return self.target_embedding.logits(x_BTD) if self.output is None else self.output(x_BTD)
+    @property
+    def output_table(self) -> Tensor:
+        return self.target_embedding.table if self.output is None else self.output.weight
 
     def _decode(self, tokens_RT: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Read T tokens after those in the state; return their hidden states x_RTD and the new state."""

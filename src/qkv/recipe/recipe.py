@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qkv.errors import QkvError, choose, nearest
-from qkv.recipe.config import from_tree, override
+from qkv.recipe.config import from_tree, json_schema, override
 
 Built = TypeVar("Built")
 Presets = Mapping[str, Mapping[str, Mapping[str, object]]]
@@ -48,6 +48,23 @@ def resolve(
     if name is not None:
         values = choose("preset", str(name), choose("model", str(kind), presets))
         model = {"kind": kind, **values} | {key: value for key, value in model.items() if key != "preset"}
-    if model:
-        tree = tree | {"model": model}
+    if model or "model" in tree:
+        tree = tree | {"model": {"kind": kind} | model}
     return override(from_tree(cls, tree, source), others)
+
+
+def editor_schema(cls: type, presets: Presets) -> dict[str, Any]:
+    """JSON Schema of a recipe's file: that of the resolved `cls`, and what only files have, a model's preset."""
+    found = json_schema(cls)
+    for definition in found["$defs"].values():
+        kind = definition["properties"].get("kind", {}).get("const")
+        if kind in presets:
+            definition["properties"]["preset"] = {
+                "description": "Named sizes; the other keys change them.",
+                "enum": [*presets[kind]],
+            }
+    model = found["properties"]["model"]
+    if "oneOf" in model:  # without a kind, a table may fit several models
+        model["anyOf"] = model.pop("oneOf")
+        del model["discriminator"]
+    return found

@@ -8,6 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from qkv.config import config
 from qkv.errors import QkvError
 
+Precision = Literal["fp32", "bf16"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -102,7 +103,7 @@ class TrainConfig:
     """Batches for each update."""
     clip: PositiveFloat | None = 1.0
     """Longest gradient (global norm); none: any."""
-    precision: Literal["fp32", "bf16"] = "bf16"
+    precision: Precision = "bf16"
     """bf16 runs matrix products in bfloat16 and keeps weights in fp32; where the processor has no fast bf16, take fp32."""
     compile: bool = False
     """Whether torch.compile makes a program of the model first: a minute or more before the first step."""

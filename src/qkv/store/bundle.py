@@ -1,13 +1,14 @@
 """A finished model as one directory: recipe, weights, tokenizers, card and manifest.
 
-`qkv.json` holds the task, the resolved recipe (which alone rebuilds the model) and the versions that wrote it;
+`qkv.json` holds the task, the resolved recipe (which alone rebuilds the model), what training came to, and the versions
+that wrote it;
 `model.safetensors` the weights; `tokenizer.json`, or `source.tokenizer.json` and `target.tokenizer.json`, the
 vocabularies of a model that reads text; `README.md` is the card.
 """
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,6 +57,8 @@ class Bundle:
     """The weights by name, on the CPU."""
     tokenizers: dict[str, Path]
     """The vocabulary files by name; none for a model that reads no text."""
+    results: dict[str, Any] = field(default_factory=dict)
+    """What training came to: steps, cost, scores and how they were computed."""
 
 
 def save(
@@ -66,6 +69,7 @@ def save(
     tensors: Mapping[str, Tensor],
     tokenizers: Mapping[str, bytes | Savable],
     card: str,
+    results: dict[str, Any] | None = None,
 ) -> Path:
     """Write a model directory, whole or not at all; `tokenizers` are by file name, as in `TOKENIZERS`."""
     assert set(tokenizers) in ({TOKENIZERS[0]}, set(TOKENIZERS[1:]), set()), f"tokenizers {set(tokenizers)}"
@@ -84,6 +88,7 @@ def save(
                 "recipe": recipe,
                 "versions": versions,
                 "tokenizers": sorted(tokenizers),
+                "results": results or {},
             },
         )
         write_tensors(directory / WEIGHTS, tensors)
@@ -115,6 +120,7 @@ def read(path: Path) -> Bundle:
         versions=facts["versions"],
         tensors=read_tensors(path / WEIGHTS),
         tokenizers=tokenizers,
+        results=facts.get("results", {}),  # models of the first days have none
     )
 
 

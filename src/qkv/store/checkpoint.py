@@ -98,6 +98,16 @@ def newest(run: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, []
 
 
+def peek(run: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint and its facts, without proving or touching anything: a run may be looked at while it trains."""
+    for _, path in sorted(_steps(run).items(), reverse=True):
+        try:
+            return path, read_facts(path / FACTS)["facts"]
+        except (OSError, ValueError, KeyError):  # removed this moment, or damaged: the one before it will do
+            continue
+    return None
+
+
 def _steps(run: Path) -> dict[int, Path]:
     """The checkpoints of a run, by step."""
     folder = run / _FOLDER

@@ -3,6 +3,7 @@
 import errno
 import json
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         aliases = json.loads((file.metadata() or {}).get(_ALIASES, "{}"))
     return tensors | {name: tensors[kept] for name, kept in aliases.items()}
+
+
+def count_numbers(path: Path) -> int:
+    """How many numbers a file of tensors holds, without reading them; a tensor with several names counts once."""
+    with safe_open(path, framework="pt") as file:
+        return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no mapping
 
 
 def write_facts(path: Path, facts: dict[str, Any]) -> None:

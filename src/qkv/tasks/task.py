@@ -5,12 +5,14 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
 
 from qkv.errors import QkvError, nearest
 from qkv.recipe.training import TrainConfig
+from qkv.store import bundle
 from qkv.store.bundle import Bundle, Savable
 
 Batch = TypeVar("Batch")
@@ -80,6 +82,18 @@ class Task(ABC, Generic[Batch]):
     def describe(self, batch: Batch) -> str:
         """The first examples of a batch, for a message about it."""
 
+    def look(self, batch: Batch) -> Sequence[str]:
+        """A batch for a user to look at before training: its shape, and its first examples as the model gets them."""
+        return [self.describe(batch)]
+
+    def real_share(self, epoch: Epoch[Batch]) -> float | None:
+        """The part of an epoch's positions that is not padding; None where nothing is padded."""
+        return None
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """How many tokens each vocabulary has, by what it is for; none for a model that reads no text."""
+        return {}
+
     @abstractmethod
     def tokenizers(self) -> Mapping[str, bytes | Savable]:
         """The vocabularies that belong to the model, by file name."""
@@ -115,3 +129,22 @@ def kind(name: str) -> Kind:
     if name not in names():
         raise QkvError(f"unknown task {name!r}: choose one of {', '.join(names())}{nearest(name, names())}")
     return importlib.import_module(f"qkv.tasks.{name}").KIND
+
+
+def load(path: Path | str) -> Any:
+    """The predictor of a finished run, or of a model's directory: for a translation model its `Translator`."""
+    found = bundle.read(model_of(path))
+    return kind(found.task).load(found)
+
+
+def model_of(path: Path | str) -> Path:
+    """The model's directory that `path` is, or that the run `path` ended in."""
+    path = Path(path)
+    if not (path / "recipe.toml").is_file() or (path / bundle.FACTS).is_file():
+        return path  # no run: whether it is a model, reading it will say
+    if not (path / "model").exists():
+        raise QkvError(
+            f"{path} is a run without a model, as it is not finished: "
+            f"go on with it, qkv train --resume --out {path}"
+        )
+    return path / "model"

@@ -3,24 +3,30 @@
 Axes: B sentences, S source length, T target length, N real positions of a batch, D width, L vocabulary.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import sacrebleu
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.blocks.crossentropy import cross_entropy
 from qkv.config import config
 from qkv.data.batches import Batch, Batches, BatchesConfig, in_order
-from qkv.data.pairs import encode_pairs
+from qkv.data.batches import Epoch as PairEpoch
+from qkv.data.pairs import Pairs, encode_pairs
+from qkv.data.report import Report
 from qkv.data.text import Corpus, Pair, ParallelText, Rules
 from qkv.data.tokens import Tokens, TokensConfig
 from qkv.decode.config import SearchConfig
-from qkv.decode.translator import Translator
+from qkv.decode.translator import BUDGET, Translator
+from qkv.errors import QkvError
 from qkv.models import luong, transformer
 from qkv.models.interface import Generator
 from qkv.models.luong import Luong, LuongConfig
@@ -129,6 +135,8 @@ class Translation(Task[Batch]):
     """Training a translator."""
 
     def __init__(self, config: TranslateConfig, start: Bundle | None = None):
+        if config.data.valid:
+            bleu_of(config.metrics)  # while nothing is lost
         text = ParallelText(config.data.train, config.data.rules)
         self.vocabularies = (
             Vocabularies.load(start.tokenizers) if start else Vocabularies.learn(text, config.tokens)
@@ -161,7 +169,10 @@ class Translation(Task[Batch]):
         return int(batch.keep_BT.sum())
 
     def loss(self, batch: Batch) -> Tensor:
-        return self._loss(batch, self.config.smoothing)
+        x_BTD = self.model(batch.source_BS, batch.keep_BS, batch.target_BT)
+        real_N = batch.keep_BT.flatten().nonzero()[:, 0]  # padding costs no logits
+        x_ND, labels_N = x_BTD.flatten(0, 1)[real_N], batch.label_BT.flatten()[real_N]
+        return cross_entropy(x_ND, self.model.output_table, labels_N, self.config.smoothing)
 
     def validate(self) -> Scores | None:
         if not self.valid:
@@ -185,6 +196,32 @@ class Translation(Task[Batch]):
     def describe(self, batch: Batch) -> str:
         return ", ".join(self.batches.pairs.where(int(row)) for row in batch.rows[:3])
 
+    def look(self, batch: Batch) -> Sequence[str]:
+        (rows, source), (_, target) = batch.source_BS.shape, batch.target_BT.shape
+        found = [f"{rows} pairs of up to {source} and {target} tokens, {self.targets(batch):,} targets"]
+        for row in range(min(rows, 2)):
+            read = batch.source_BS[row][batch.keep_BS[row]].tolist()
+            start, write = batch.target_BT[row, :1].tolist(), batch.label_BT[row][batch.keep_BT[row]].tolist()
+            pieces = (
+                self.vocabularies.source.pieces(read),
+                self.vocabularies.target.pieces([*start, *write]),
+            )
+            found.append(
+                " → ".join("·".join(side) for side in pieces)
+                + f"  ({self.batches.pairs.where(int(batch.rows[row]))})"
+            )
+        return found
+
+    def real_share(self, epoch: Epoch[Batch]) -> float | None:
+        assert isinstance(epoch, PairEpoch)
+        return epoch.real_share()
+
+    def vocabulary(self) -> Mapping[str, int]:
+        v = self.vocabularies
+        if v.source is v.target:
+            return {"source and target": v.source.size}
+        return {"source": v.source.size, "target": v.target.size}
+
     def tokenizers(self) -> Mapping[str, Savable]:
         return self.vocabularies.files()
 
@@ -198,21 +235,10 @@ class Translation(Task[Batch]):
             f"describes it, and in Python `qkv.load(DIR).translate([...])`.\n\n## Data\n\n{data}\n\n## Training\n\n{kept}\n"
         )
 
-    @torch.no_grad()
     def valid_loss(self) -> float:
         """Nats a token of the validation data, without smoothing."""
-        losses, targets = [], 0
-        for batch in in_order(self.valid_pairs, self.config.batches.budget):
-            losses.append(float(self._loss(batch, smoothing=0.0)))
-            targets += self.targets(batch)
-        return sum(losses) / targets
-
-    def _loss(self, batch: Batch, smoothing: float) -> Tensor:
-        """Cross-entropy at the real positions only: padding costs no logits."""
-        x_BTD = self.model(batch.source_BS, batch.keep_BS, batch.target_BT)
-        logits_NL = self.model.logits(x_BTD[batch.keep_BT])
-        labels_N = batch.label_BT[batch.keep_BT]
-        return F.cross_entropy(logits_NL.float(), labels_N, label_smoothing=smoothing, reduction="sum")
+        losses_P, targets_P = losses(self.model, self.valid_pairs, self.config.batches.budget)
+        return float(losses_P.sum() / targets_P.sum())
 
 
 def build(config: TransformerConfig | LuongConfig) -> Generator:
@@ -222,18 +248,74 @@ def build(config: TransformerConfig | LuongConfig) -> Generator:
 
 def score(translator: Translator, pairs: Sequence[Pair], metrics: MetricsConfig) -> Scores:
     """Translate the sources of these pairs and compare with their targets."""
+    return compare(translations(translator, pairs), [pair.target for pair in pairs], metrics)
+
+
+def translations(
+    translator: Translator, pairs: Sequence[Pair], config: SearchConfig | None = None
+) -> list[str]:
+    """The sources of these pairs, each in the language of its target."""
     found = [""] * len(pairs)
     for tag in dict.fromkeys(pair.tag for pair in pairs):
         chosen = [number for number, pair in enumerate(pairs) if pair.tag == tag]
-        texts = translator.translate([pairs[number].source for number in chosen], to=tag)
+        texts = translator.translate([pairs[number].source for number in chosen], to=tag, config=config)
         for number, text in zip(chosen, texts, strict=True):
             found[number] = text
-    return compare(found, [pair.target for pair in pairs], metrics)
+    return found
+
+
+@torch.no_grad()
+def losses(model: Generator, pairs: Pairs, budget: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each pair the nats of its target without smoothing, and how many tokens, its end among them."""
+    nats_P, tokens_P = np.zeros(len(pairs)), np.zeros(len(pairs), dtype=np.int64)
+    for batch in in_order(pairs, budget):
+        x_BTD = model(batch.source_BS, batch.keep_BS, batch.target_BT)
+        logits_NL = model.logits(x_BTD[batch.keep_BT])
+        loss_N = F.cross_entropy(logits_NL.float(), batch.label_BT[batch.keep_BT], reduction="none")
+        loss_BT = torch.zeros(batch.keep_BT.shape).masked_scatter_(batch.keep_BT, loss_N)
+        nats_P[batch.rows] = loss_BT.sum(1, dtype=torch.float64).numpy()
+        tokens_P[batch.rows] = batch.keep_BT.sum(1).numpy()
+    return nats_P, tokens_P
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a translator does on some data, over all and by language."""
+
+    found: list[str]
+    """Its translations, in the order of the data."""
+    sentences: dict[str, int]
+    """How many sentences each language has; `all` of them."""
+    scores: dict[str, Scores]
+    """By the same names; loss is in nats a token, without smoothing."""
+    reports: list[Report]
+    """What was found in the data."""
+
+
+def evaluate(
+    translator: Translator, text: ParallelText, metrics: MetricsConfig, config: SearchConfig | None = None
+) -> Evaluation:
+    """Translate the sources of this text with a search, and compare with its targets."""
+    pairs = list(text)
+    encoded = encode_pairs(text, translator.source, translator.target)
+    nats_P, tokens_P = losses(translator.model, encoded, BUDGET)
+    found = translations(translator, pairs, config)
+    languages = list(dict.fromkeys(pair.tag for pair in pairs))
+    groups = {"all": list(range(len(pairs)))}
+    if len(languages) > 1:
+        groups |= {str(tag): [row for row in groups["all"] if pairs[row].tag == tag] for tag in languages}
+    scores = {}
+    for name, rows in groups.items():
+        compared = compare([found[row] for row in rows], [pairs[row].target for row in rows], metrics)
+        loss = float(nats_P[rows].sum() / tokens_P[rows].sum())
+        values = {**compared.values, "loss": loss, "perplexity": math.exp(loss)}
+        scores[name] = replace(compared, values=values)
+    return Evaluation(found, {name: len(rows) for name, rows in groups.items()}, scores, text.reports)
 
 
 def compare(found: Sequence[str], references: Sequence[str], metrics: MetricsConfig) -> Scores:
     """BLEU, chrF and the share of exact matches, in percent."""
-    bleu = sacrebleu.BLEU(tokenize=metrics.tokenize, lowercase=metrics.lowercase)
+    bleu = bleu_of(metrics)
     chrf = sacrebleu.CHRF(lowercase=metrics.lowercase)
     values = {
         "bleu": bleu.corpus_score(found, [references]).score,
@@ -242,6 +324,19 @@ def compare(found: Sequence[str], references: Sequence[str], metrics: MetricsCon
     }
     signatures = {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())}
     return Scores(values, metrics.best_by, metrics.best_by != "loss", signatures)
+
+
+def bleu_of(metrics: MetricsConfig) -> sacrebleu.BLEU:
+    """sacreBLEU's BLEU; a tokenizer that it lacks, or cannot fetch, is said here and not after an epoch."""
+    try:
+        bleu = sacrebleu.BLEU(tokenize=metrics.tokenize, lowercase=metrics.lowercase)
+        bleu.corpus_score([""], [[""]])
+    except (RuntimeError, OSError) as error:
+        raise QkvError(
+            f"metrics.tokenize is {metrics.tokenize!r}, for which sacreBLEU says: {' '.join(str(error).split())} "
+            "(or choose another, such as 13a or char)"
+        ) from None
+    return bleu
 
 
 def load(bundle: Bundle) -> Translator:

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkv.recipe.training import Precision
 from qkv.tasks.task import Task
+from qkv.train.precision import computing_in
 
 
 def describe_fault(
-    task: Task[Any], group: Sequence[Any], loss: float, norm: float, random: Tensor, bf16: bool
+    task: Task[Any], group: Sequence[Any], loss: float, norm: float, random: Tensor, precision: Precision
 ) -> str | None:
     """What is not finite in an update, in words, or None.
 
@@ -21,33 +23,52 @@ def describe_fault(
     """
     if math.isfinite(loss) and math.isfinite(norm):
         return None
-    examples = "; ".join(task.describe(batch) for batch in group)
     if not math.isfinite(loss):
-        found = _first_bad_output(task, group, random, bf16)
-        return f"the loss is {loss}, {found} (examples: {examples}, …)"
+        found, group = _first_bad_output(task, group, random, precision)
+        return f"the loss is {loss}, {found} (examples: {_examples(task, group)})"
+    examples = _examples(task, group)
     gradients = [
         (name, weight.grad) for name, weight in task.model.named_parameters() if weight.grad is not None
     ]
     bad = [(name, gradient) for name, gradient in gradients if not gradient.isfinite().all()]
     if not bad:
-        return f"the norm of the gradient is {norm}, though each of its parts is finite (examples: {examples}, …)"
+        return (
+            f"the norm of the gradient is {norm}, though each of its parts is finite (examples: {examples})"
+        )
     name, gradient = bad[-1]
     kind = "nan" if gradient.isnan().any() else "inf"
     return (
         f"the gradient of {name} has {kind}, and {len(bad)} of {len(gradients)} gradients are not finite "
-        f"(examples: {examples}, …)"
+        f"(examples: {examples})"
     )
 
 
-def _first_bad_output(task: Task[Any], group: Sequence[Any], random: Tensor, bf16: bool) -> str:
+def _examples(task: Task[Any], group: Sequence[Any]) -> str:
+    return "; ".join(f"{task.describe(batch)}, …" for batch in group)
+
+
+def _first_bad_output(
+    task: Task[Any], group: Sequence[Any], random: Tensor, precision: Precision
+) -> tuple[str, Sequence[Any]]:
+    """Where a bad loss comes from, and the batches that have it."""
     bad_weights = [name for name, weight in task.model.named_parameters() if not weight.isfinite().all()]
     if bad_weights:
-        return f"because the weight {bad_weights[0]} is not finite"
+        return f"because the weight {bad_weights[0]} is not finite", group
     torch.set_rng_state(random)
-    with _first_of(task.model) as found, torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+    # A compiled model would run as it was compiled, without the observers.
+    with (
+        torch.compiler.set_stance("force_eager"),
+        _first_of(task.model) as found,
+        torch.no_grad(),
+        computing_in(task.model, precision),
+    ):
         for batch in group:
-            task.loss(batch)
-    return f"first in the output of {found[0]}" if found else "though the output of every module is finite"
+            loss = task.loss(batch)
+            if found:
+                return f"first in the output of {found[0]}", [batch]
+            if not loss.isfinite():
+                return "though the output of every module is finite", [batch]
+    return "though the output of every module is finite", group
 
 
 @contextmanager

@@ -14,13 +14,16 @@ from qkv.train.average import Average
 from qkv.train.faults import describe_fault
 from qkv.train.log import Log
 from qkv.train.optim import Optimizer, clip
+from qkv.train.precision import computing_in
 from qkv.train.progress import Display
 from qkv.train.run import Run
 from qkv.train.state import Progress, State
 
 
 class Interrupted(QkvError):
-    """The run was asked to stop; what it has is in a checkpoint."""
+    """The run was asked to stop, by `signal`; what it has is in a checkpoint."""
+
+    signal = 0
 
 
 class Loop:
@@ -42,14 +45,14 @@ class Loop:
             self.state.load(resume)
         if c.compile:
             model.compile(dynamic=True)
-        self.stopping = False
-        """Set, by a signal, to stop after the present update."""
+        self.stopping = 0
+        """Set to the number of a signal to stop after the present update."""
         now = time.perf_counter() if began is None else began
         self._offset = self.state.progress.seconds - now
         self._saved_at = time.perf_counter()
         self._random = torch.get_rng_state()
         self._log = Log(run.log, keep=self.state.progress.lines)
-        self._board = run.board() if c.tensorboard else None
+        self._board = run.board(self.state.progress.step) if c.tensorboard else None
 
     def run(self) -> Progress:
         """Train to the end; the best weights are then in the model."""
@@ -74,6 +77,11 @@ class Loop:
                 raise self._interrupted()
         self._use_best()
         return progress
+
+    def close(self) -> None:
+        """Write out what is still on its way to TensorBoard."""
+        if self._board is not None:
+            self._board.close()
 
     def _epoch(self) -> None:
         """From where the epoch stands to its end, or that of the run."""
@@ -100,9 +108,9 @@ class Loop:
         self.state.optimizer.zero()
         total = 0.0
         for batch in group:
-            with torch.autocast("cpu", torch.bfloat16, enabled=c.precision == "bf16"):
+            with computing_in(task.model, c.precision):
                 loss = task.loss(batch)
-            (loss / targets).backward()
+                (loss / targets).backward()
             total += loss.item()
         norm = clip(task.model, c.clip)
         self._expect_finite(group, total, norm)
@@ -115,15 +123,15 @@ class Loop:
             self.state.average.update(task.model)
         progress.logged = [progress.logged[0] + total, progress.logged[1] + targets]
         if progress.step % c.log_every == 0:
-            self._report(factor, norm)
+            self._report(factor, norm, self._done(batches))
 
-    def _report(self, factor: float, norm: float) -> None:
+    def _report(self, factor: float, norm: float, done: float) -> None:
         progress = self.state.progress
         total, targets = progress.logged
         progress.logged = [0.0, 0.0]
         loss = total / targets
         self._write({"loss": loss, "norm": norm, "rate": self.config.optimizer.rate * factor})
-        self.display.update(progress, loss, self._seconds(), self._done())
+        self.display.update(progress, loss, self._seconds(), done)
 
     def _validate(self) -> None:
         """Score the averaged weights, and keep them if they are the best so far."""
@@ -173,16 +181,18 @@ class Loop:
         self._saved_at = time.perf_counter()
 
     def _interrupted(self) -> Interrupted:
-        return Interrupted(
+        interrupted = Interrupted(
             f"stopped after step {self.state.progress.step:,}, and everything is saved: go on with "
             f"qkv train --resume --out {self.run_.path}"
         )
+        interrupted.signal = int(self.stopping)
+        return interrupted
 
     def _checkpoint_due(self) -> bool:
         return time.perf_counter() - self._saved_at >= 60 * self.config.checkpoint_minutes
 
     def _expect_finite(self, group: Sequence[Any], total: float, norm: float) -> None:
-        fault = describe_fault(self.task, group, total, norm, self._random, self.config.precision == "bf16")
+        fault = describe_fault(self.task, group, total, norm, self._random, self.config.precision)
         if fault:
             raise QkvError(
                 f"step {self.state.progress.step + 1}: {fault}; nothing was changed by this step: lower the rate, "

@@ -21,7 +21,7 @@ class Display:
 
     def __init__(self, console: Console | None = None, quiet: bool = False):
         self.console = console or Console(stderr=True, quiet=quiet)
-        self._live = self.console.is_terminal and not quiet
+        self._quiet, self._live = quiet, self.console.is_terminal and not quiet
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -47,7 +47,8 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self.console.print(text, highlight=False, markup=False)
+        if not self._quiet:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def epoch(self, number: int, batches: int) -> None:
         """A pass over the data begins."""

@@ -9,7 +9,8 @@ run/model/          the finished model, a bundle
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,20 +51,25 @@ class Run:
         """Whether a run was begun here."""
         return self.recipe.exists()
 
-    def begin(self, config: Any, files: Sequence[str]) -> None:
-        """Make the directory of a new run; one with anything in it is refused."""
+    def expect_new(self) -> None:
+        """Make the directory; one with anything in it is refused, but for what a run left that was killed as it began."""
         if self.exists:
             raise QkvError(
                 f"{self.path} is a run already: go on with --resume, or choose another directory with --out"
             )
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        begun = {self.data, self._unfinished}
+        if self.path.exists() and (not self.path.is_dir() or set(self.path.iterdir()) - begun):
             raise QkvError(f"{self.path} exists and is no run: choose another directory with --out")
-        try:
+        with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
-            self.data.write_text(json.dumps(_fingerprints(files), indent=2) + "\n", "utf-8")
-            self.recipe.write_text(to_toml(config), "utf-8")  # last: with it the run exists
-        except OSError as error:
-            raise QkvError(f"{self.path} cannot be written: {error.strerror}: choose another --out") from None
+
+    def begin(self, config: Any, data: dict[str, Any]) -> None:
+        """Write down what the run is made of; `data` is what `fingerprints` gave before the data were read."""
+        recipe = to_toml(config)
+        with self._writing():
+            self.data.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+            self._unfinished.write_text(recipe, "utf-8")
+            self._unfinished.rename(self.recipe)  # last: with it the run exists
 
     def saved_recipe(self, cls: type) -> Any:
         """The recipe with which the run was begun."""
@@ -81,7 +87,7 @@ class Run:
                 f"the recipe is not the one that {self.path} was begun with: {'; '.join(changed)}: "
                 "take that back, or begin another run with another --out"
             )
-        before, now = json.loads(self.data.read_text("utf-8")), _fingerprints(files)
+        before, now = json.loads(self.data.read_text("utf-8")), fingerprints(files)
         other = [path for path in before | now if before.get(path) != now.get(path)]
         if other:
             raise QkvError(
@@ -90,18 +96,34 @@ class Run:
             )
         return checkpoint.newest(self.path)
 
-    def board(self) -> Any:
-        """A TensorBoard writer."""
+    def board(self, step: int) -> Any:
+        """A TensorBoard writer, going on after a step; what an interrupted sitting wrote of later ones is hidden."""
+        return tensorboard()(self.path / "tensorboard", purge_step=step + 1)
+
+    @property
+    def _unfinished(self) -> Path:
+        return self.path / "recipe.tmp"
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise QkvError(
-                "train.tensorboard is on, but TensorBoard is not installed: pip install 'qkv[log]'"
-            ) from None
-        return SummaryWriter(self.path / "tensorboard")
+            yield
+        except OSError as error:
+            raise QkvError(f"{self.path} cannot be written: {error.strerror}: choose another --out") from None
 
 
-def _fingerprints(files: Sequence[str]) -> dict[str, Any]:
+def tensorboard() -> Any:
+    """The class of TensorBoard's writer."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise QkvError(
+            "train.tensorboard is on, but TensorBoard is not installed: pip install 'qkv[log]'"
+        ) from None
+    return SummaryWriter
+
+
+def fingerprints(files: Sequence[str]) -> dict[str, Any]:
     """Size and SHA-256 of each file."""
     found: dict[str, Any] = {}
     for name in files:

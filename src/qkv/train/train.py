@@ -3,7 +3,8 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from qkv.tasks.task import Task
 from qkv.train.loop import Loop
 from qkv.train.machine import Cost
 from qkv.train.progress import Display
-from qkv.train.run import Run
+from qkv.train.run import Run, fingerprints, tensorboard
 from qkv.train.state import Progress
 
 
@@ -49,15 +50,21 @@ def train(
             display.say(f"{run.path} is finished; its model is {run.model}")
             return run.model
     else:
-        run.begin(config, files)
+        run.expect_new()
+    if config.train.tensorboard:
+        tensorboard()  # if it is missing, say so now
+    data = None if resume else fingerprints(files)
     task = kind.build(config, None)
+    if data is not None:
+        run.begin(config, data)  # only now: with faulty data there is no run yet that could not be begun anew
     for notice in task.notices:
         display.say(notice)
     display.say(summary(task))
     with display, _signals() as stop_at:
         loop = Loop(task, run, display, found, began)
-        stop_at(lambda: setattr(loop, "stopping", True))
-        progress = loop.run()
+        stop_at(lambda number: setattr(loop, "stopping", number))
+        with closing(loop):
+            progress = loop.run()
     cost = Cost.of(task, progress)
     path = write_model(task, run.model, progress, cost)
     display.say(f"{cost}\nthe model is {path}")
@@ -77,7 +84,22 @@ def write_model(task: Task[Any], path: Path, progress: Progress, cost: Cost) -> 
         tensors=task.model.state_dict(),
         tokenizers=task.tokenizers(),
         card=task.card(facts),
+        results=results(task, progress, cost),
     )
+
+
+def results(task: Task[Any], progress: Progress, cost: Cost) -> dict[str, Any]:
+    """What a run came to, in plain values: for the model's directory, and so for `qkv info`."""
+    return {
+        "parameters": parameters(task),
+        "steps": progress.step,
+        "epochs": progress.epoch,
+        "best_step": progress.best_step,
+        "scores": progress.best_scores,
+        "signatures": progress.signatures,
+        "notices": list(task.notices),
+        **asdict(cost),
+    }
 
 
 def parameters(task: Task[Any]) -> int:
@@ -95,15 +117,22 @@ def summary(task: Task[Any]) -> str:
 
 
 @contextmanager
-def _signals() -> Iterator[Callable[[Callable[[], None]], None]]:
+def _signals() -> Iterator[Callable[[Callable[[int], None]], None]]:
     """While training, the first SIGINT or SIGTERM stops after the present update; the second at once."""
-    action: list[Callable[[], None]] = []
+    actions: list[Callable[[int], None]] = []
+    came: list[int] = []
     before = {}
 
     def handle(number: int, _: object) -> None:
         signal.signal(number, before[number])
-        for act in action:
-            act()
+        came.append(number)
+        for act in actions:
+            act(number)
+
+    def on_signal(act: Callable[[int], None]) -> None:
+        actions.append(act)
+        if came:  # while the run was still being set up
+            act(came[0])
 
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -111,7 +140,7 @@ def _signals() -> Iterator[Callable[[Callable[[], None]], None]]:
     except ValueError:  # not in the main thread, where no signals arrive
         pass
     try:
-        yield action.append
+        yield on_signal
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

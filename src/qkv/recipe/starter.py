@@ -1,0 +1,104 @@
+"""The recipe to begin with on a corpus of some size: sizes and times that are reasonable, and what to change first."""
+
+from dataclasses import dataclass
+
+import tomli_w
+
+from qkv.errors import choose
+
+_CHARACTERS = 4.0  # of a token, on average: enough to plan with
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What suits a corpus."""
+
+    preset: str
+    vocabulary: int
+    budget: int
+    epochs: int
+    warmup: int
+    dropout: float
+
+
+# For each preset: the fewest pairs that it is worth its time for, updates that it takes, and dropout.
+_PRESETS = {"tiny": (0, 5_000, 0.3), "small": (150_000, 30_000, 0.2), "base": (2_000_000, 100_000, 0.1)}
+_VOCABULARIES = ((5_000, 1_000), (15_000, 4_000), (150_000, 8_000), (2_000_000, 16_000))
+
+
+def plan(pairs: int, characters: float, preset: str | None = None) -> Plan:
+    """What suits so many pairs of so many characters on their longer side."""
+    fitting = [name for name, (least, _, _) in _PRESETS.items() if pairs >= least]
+    name = preset or fitting[-1]
+    _, updates, dropout = choose("preset", name, _PRESETS)
+    vocabulary = next((size for most, size in _VOCABULARIES if pairs < most), 32_000)
+    tokens = pairs * (characters / _CHARACTERS + 1)
+    budget = 4096 if tokens < 1e7 else 8192
+    while budget > 1024 and tokens / budget < 50:  # few sentences still make some steps an epoch
+        budget //= 2
+    an_epoch = max(1.0, tokens / budget)
+    epochs = round(min(100, max(3, updates / an_epoch)))
+    warmup = round(min(4000, max(10, epochs * an_epoch / 8)))
+    return Plan(name, vocabulary, budget, epochs, warmup, dropout)
+
+
+def starter(chosen: Plan, about: str, command: str, train: tuple[str, str], valid: tuple[str, str]) -> str:
+    """A recipe in TOML with its remarks; `about` says what it was made from, `command` what to type."""
+    return f"""\
+# A recipe for translation, made by `qkv init` from {about}.
+# Train:      {command}
+# Look first: {command} --dry-run
+# Everything that can be said here, with its meaning: qkv schema
+# Paths are as seen from the directory in which `qkv train` runs.
+
+task = "translate"
+smoothing = 0.1             # label smoothing
+
+[data]
+# Several corpora can stand in the list, each with a weight; and for several languages, each with a tag = "de".
+train = [{{ {_pair(train)} }}]
+valid = [{{ {_pair(valid)} }}]
+
+[tokens]
+kind = "bpe"                # or word, character, bytes
+size = {chosen.vocabulary:<20} # entries at most
+joint = true                # one vocabulary for both languages; false where they share neither letters nor words
+
+[batches]
+budget = {chosen.budget:<18} # positions of a batch on each side: lower it if memory is short
+longest = 256               # tokens; pairs with a longer sentence are left out, and counted
+
+[model]
+kind = "transformer"        # or luong, an RNN with attention
+preset = "{chosen.preset}"{"":<{16 - len(chosen.preset)}} # tiny, small, base, big
+dropout = {chosen.dropout:<17} # more for less data
+
+[metrics]
+tokenize = "13a"            # sacreBLEU's tokenizer: none if the text is tokenized already, zh, ja-mecab, char, …
+lowercase = false
+best_by = "bleu"            # or chrf (better for rich word forms), exact, loss
+
+[search]
+beam = 5
+
+[train]
+epochs = {chosen.epochs:<18} # the run ends with the first of epochs, steps and minutes
+# minutes = 60
+patience = 8                # validations without a better score before it ends early
+precision = "bf16"          # "fp32" where the processor has no fast bf16
+average = {{ kind = "last", count = 5 }}  # the mean of the last epochs' weights is what is kept
+
+[train.optimizer]
+rate = 1e-3                 # lower it if the loss jumps
+
+[train.schedule]
+kind = "inverse_sqrt"
+warmup = {chosen.warmup:<18} # steps until the full rate
+"""
+
+
+def _pair(files: tuple[str, str]) -> str:
+    """Two paths as TOML."""
+    return ", ".join(
+        tomli_w.dumps({key: value}).strip() for key, value in zip(("source", "target"), files, strict=True)
+    )
