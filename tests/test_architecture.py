@@ -19,7 +19,7 @@ LAYERS = [
     {"decode", "store"},
     {"tasks"},
     {"train", "look"},
-    {"cli", "serve", "lab"},
+    {"cli", "serve", "lab", "__main__"},
 ]
 HEIGHT = {package: height for height, layer in enumerate(LAYERS) for package in layer}
 APART = {"attention", "data", "recipe"}  # of one layer, yet strangers: each is usable without the others

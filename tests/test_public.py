@@ -19,6 +19,7 @@ NAMES = [
     "SCORES",
     "__version__",
     "attend",
+    "load",
     "masks",
     "watch",
     "weights",

@@ -15,6 +15,7 @@ _PUBLIC = {
     "QkvError": "qkv.errors:QkvError",
     "SCORES": "qkv.attention.scores:SCORES",
     "attend": "qkv.attention.attend:attend",
+    "load": "qkv.tasks.task:load",
     "masks": "qkv.attention.masks:",
     "watch": "qkv.attention.watch:watch",
     "weights": "qkv.attention.attend:weights",
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers; tests/test_pu
     from qkv.attention.scores import SCORES as SCORES
     from qkv.attention.watch import watch as watch
     from qkv.errors import QkvError as QkvError
+    from qkv.tasks.task import load as load
 
 __all__ = ["__version__", *_PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
 
