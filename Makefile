@@ -10,12 +10,15 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup check bench docs clean
+.PHONY: help demo tour test setup check bench docs clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 12
 
-demo: .venv/.core  ## the attention tour: one equation, many uses, a map in the terminal and as a picture
+demo: .venv/.core  ## train a translator of numbers, score it on numbers it never saw, and look inside
+	$(BIN)/qkv demo
+
+tour: .venv/.lab  ## the attention tour: one equation, many uses, maps in the terminal and as a picture
 	$(BIN)/python examples/tour.py
 
 test: .venv/.dev  ## the whole test suite
@@ -39,17 +42,23 @@ clean:  ## remove .venv and everything generated
 	rm -rf .venv dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The demo needs matplotlib (for now: the tour draws a PNG) and nothing else beyond the core.
+# The demo needs the core alone.
 .venv/.core: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing qkv into .venv (once; minutes when nothing is in pip's cache)" >&2
-	$(INSTALL) -e '.[lab]'
+	$(INSTALL) -e .
 	@touch $@
 
-# dev contains the demo's extras, so one installation serves both.
+# The tour draws a PNG, with matplotlib.
+.venv/.lab: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing qkv and matplotlib into .venv (once; minutes when nothing is in pip's cache)" >&2
+	$(INSTALL) -e '.[lab]'
+	@touch .venv/.core $@
+
+# dev contains what the demo and the tour need, so one installation serves them all.
 .venv/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing qkv and its test tools into .venv (once; minutes when nothing is in pip's cache)" >&2
 	$(INSTALL) -e '.[dev]'
-	@touch .venv/.core $@
+	@touch .venv/.core .venv/.lab $@
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 found: install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; }

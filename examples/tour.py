@@ -1,6 +1,6 @@
 """A tour of attention: one function, many uses, and a look at what each one looks at.
 
-    make demo        (or: python examples/tour.py)
+    make tour        (or: python examples/tour.py)
 
 Everything below is `attend`: what differs is where queries, keys and values come from.
 """
