@@ -32,8 +32,9 @@ check: .venv/.dev  ## lint, format, types and the rules of the house
 	$(BIN)/basedpyright
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-bench: .venv/.dev  ## measure attention against the fused kernel, PyTorch and Hugging Face
+bench: .venv/.dev  ## measure attention against the fused kernel, PyTorch and Hugging Face; kill and resume a run
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/resume.py
 
 docs: .venv/.dev  ## try what the pages say: links, commands and Python examples
 	$(BIN)/python -m pytest -q tests/test_docs.py

@@ -144,6 +144,16 @@ def test_bytes_that_are_no_text_are_named_or_replaced(qkv, trained: Path, tmp_pa
     assert json.loads(replaced.stdout.splitlines()[0])["source"] == "f\ufffdnf"
 
 
+def test_what_comes_before_a_line_that_cannot_be_read_is_translated(qkv, trained: Path, tmp_path: Path):
+    path = tmp_path / "mixed.txt"
+    path.write_bytes("five\nsix\nfünf\nseven\n".encode("latin1"))
+    result = qkv("translate", trained, path, "--to", "de")
+    assert result.exit_code == 1
+    assert f"{path} line 3 is not UTF-8" in result.stderr
+    path.write_text("five\nsix\n", "utf-8")
+    assert qkv("translate", trained, path, "--to", "de").stdout == result.stdout != ""
+
+
 def test_a_reader_that_leaves_ends_it_quietly_though_the_input_never_ends(start, trained: Path):
     with subprocess.Popen(["yes", "five"], stdout=subprocess.PIPE) as endless:
         process = start("translate", trained, "--to", "de", "--window", "5", stdin=endless.stdout)

@@ -108,7 +108,11 @@ class Translator:
         for tag in to:
             self.target.tag(tag)  # a language that it does not know is named before anything is read
         rest, number, before = iter(lines), 0, 0
-        while chunk := list(islice(rest, window)):
+        fault: QkvError | None = None
+        while fault is None:
+            chunk, fault = _read_ahead(rest, window)
+            if not chunk:
+                break
             parts = [self._parts(line) for line in chunk]
             sentences = [sentence for some, _ in parts for sentence in some]
             numbers = torch.arange(
@@ -120,6 +124,8 @@ class Translator:
                 number += 1
                 best = self._joined([next(found) for _ in some], len(to))
                 yield Line(number, line, best, flagged or _cut(best))
+        if fault:
+            raise fault  # once what came before it is translated
 
     @torch.inference_mode()
     def search(
@@ -228,6 +234,17 @@ class Translator:
                 ]
             )
         return joined
+
+
+def _read_ahead(lines: Iterator[str], count: int) -> tuple[list[str], QkvError | None]:
+    """So many lines, or those before the end, or before one that cannot be read."""
+    chunk: list[str] = []
+    try:
+        for line in islice(lines, count):
+            chunk.append(line)  # noqa: PERF402 - extend promises nothing about the lines before a fault
+    except QkvError as fault:
+        return chunk, fault
+    return chunk, None
 
 
 def _sentences(line: str) -> list[str]:

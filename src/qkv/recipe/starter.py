@@ -84,15 +84,17 @@ beam = 5
 [train]
 epochs = {chosen.epochs:<18} # the run ends with the first of epochs, steps and minutes
 # minutes = 60
-patience = 8                # validations without a better score before it ends early
+# patience = 8              # validations without a better score before it ends early
 precision = "bf16"          # "fp32" where the processor has no fast bf16
-average = {{ kind = "last", count = 5 }}  # the mean of the last epochs' weights is what is kept
+average = {{ kind = "last", count = 3 }}  # the mean of the last epochs' weights is what is kept
 
 [train.optimizer]
-rate = 1e-3                 # lower it if the loss jumps
+kind = "muon"               # or adamw, with a rate of about 1e-3
+rate = 3e-3                 # lower both rates if the loss jumps
+muon_rate = 0.02
 
 [train.schedule]
-kind = "inverse_sqrt"
+kind = "linear"             # down to zero at the end of the run: a shorter run also ends well
 warmup = {chosen.warmup:<18} # steps until the full rate
 """
 
