@@ -16,6 +16,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,9 @@ ENTRIES = (
     Entry("en-cs", "multi30k-en-cs", (RAW, "en", ("cs",))),
     Entry("en-de-fr-cs", "multi30k-en-de-fr-cs", (RAW, "en", ("de", "fr", "cs")), tagged=True),
     rung("lstm", 13.8, "model.cell=lstm", "model.attention=none"),
-    rung("gru", 20.6, "model.attention=none"),
+    rung("gru-plain", None, "model.attention=none"),
+    # Each step is given the plain average of the source, as the published GRU is given its summary.
+    rung("gru", 20.6, "model.score=dot", "model.beta=0"),
     rung("gru-dot", 28.3, "model.score=dot"),
     rung("gru-general", 28.3, "model.score=general"),
     rung("gru-concat", 28.3, "model.score=concat"),
@@ -66,6 +69,16 @@ ENTRIES = (
     rung("gru-feeding", 28.3, "model.score=general", "model.input_feeding=true"),
     rung("transformer", 36.5, recipe="multi30k-ladder-transformer"),
 )
+LADDER = (
+    ("lstm",),
+    ("gru",),
+    ("gru-dot", "gru-general", "gru-concat", "gru-location"),
+    ("gru-feeding",),
+    ("transformer",),
+)
+"""Models that should each translate better than all on the step below."""
+BEHIND = 1.0
+"""BLEU that the model of several languages may lose against the models of one."""
 
 
 def train(entry: Entry, run: Path, threads: int) -> None:
@@ -110,6 +123,12 @@ def evaluate(entry: Entry, run: Path) -> dict[str, Any]:
     return json.loads(kept.read_text())
 
 
+def threads(run: Path) -> int | None:
+    """With how many it was trained, if this program trained it."""
+    kept = run / "threads"
+    return int(kept.read_text()) if kept.exists() else None
+
+
 def result(entry: Entry, run: Path) -> list[dict[str, Any]]:
     """A row for each language that the model writes."""
     facts = json.loads((run / "model" / "qkv.json").read_text())["results"]
@@ -122,7 +141,7 @@ def result(entry: Entry, run: Path) -> list[dict[str, Any]]:
                 "into": language,
                 "parameters": facts["parameters"],
                 "minutes": facts["seconds"] / 60,
-                "threads": int((run / "threads").read_text()),
+                "threads": threads(run),
                 "epochs": facts["epochs"],
                 "valid_bleu": facts["scores"]["bleu"],
                 "bleu": scores["bleu"],
@@ -140,6 +159,14 @@ def result(entry: Entry, run: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def with_earlier(rows: list[dict[str, Any]], kept: Path) -> list[dict[str, Any]]:
+    """These rows, and those of an earlier report for models that were not measured again."""
+    earlier = json.loads(kept.read_text()) if kept.exists() else []
+    rows = rows + [old for old in earlier if old["model"] not in {row["model"] for row in rows}]
+    order = [entry.name for entry in ENTRIES]
+    return sorted((row for row in rows if row["model"] in order), key=lambda row: order.index(row["model"]))
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """The results as Markdown, the commands and signatures below."""
     lines = [
@@ -150,7 +177,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         wanted = f"≥ {row['wanted']}" if row["wanted"] else "–"
         lines.append(
             f"| {row['model']} | {row['into']} | {row['parameters'] / 1e6:.2f} M | {row['epochs']} | "
-            f"{row['minutes']:.1f} ({row['threads']}) | {row['valid_bleu']:.2f} | **{row['bleu']:.2f}** | "
+            f"{row['minutes']:.1f} ({row['threads'] or '?'}) | {row['valid_bleu']:.2f} | **{row['bleu']:.2f}** | "
             f"{row['chrf']:.2f} | {wanted} |"
         )
     short = [
@@ -158,7 +185,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         for row in rows
         if row["wanted"] and row["bleu"] < row["wanted"]
     ]
-    lines += ["", f"Short of what was wanted: {', '.join(short) or 'none'}."]
+    lines += ["", f"Short of what was wanted: {', '.join(short) or 'none'}.", ladder(rows), tagged(rows)]
     lines += ["", "| model | command | signature of BLEU |", "|---|---|---|"]
     for row in rows:
         lines.append(
@@ -167,13 +194,51 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def ladder(rows: list[dict[str, Any]]) -> str:
+    """Whether each step of the ladder, of those that are trained, is better than all on the step below."""
+    bleu = {row["model"]: row["bleu"] for row in rows}
+    steps = [[name for rung in step if (name := f"ladder-{rung}") in bleu] for step in LADDER]
+    steps = [step for step in steps if step]
+    wrong = [
+        f"{upper} ({bleu[upper]:.2f}) is not above {lower} ({bleu[lower]:.2f})"
+        for below, above in pairwise(steps)
+        for upper in above
+        for lower in below
+        if bleu[upper] <= bleu[lower]
+    ]
+    order = " < ".join(" ".join(name.removeprefix("ladder-") for name in step) for step in steps)
+    if len(steps) < 2:
+        return "The order of the ladder is not known yet."
+    return f"The order of the ladder, {order}, {'does not hold: ' + ', '.join(wrong) if wrong else 'holds'}."
+
+
+def tagged(rows: list[dict[str, Any]]) -> str:
+    """How the models of several languages do against the models of one, in BLEU of each language."""
+    bleu = {(row["model"], row["into"]): row["bleu"] for row in rows}
+    found = []
+    for entry in (entry for entry in ENTRIES if entry.tagged):
+        _, source, targets = entry.test
+        for into in targets:
+            both, alone = (entry.name, into), (f"{source}-{into}", into)
+            if both in bleu and alone in bleu:
+                difference = bleu[both] - bleu[alone]
+                found.append(f"{into} {difference:+.2f}{'' if difference >= -BEHIND else ' (too far)'}")
+    told = ", ".join(found) or "not known yet"
+    return f"The model of several languages against those of one (wanted: at most {BEHIND:g} BLEU behind): {told}."
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [entry.name for entry in ENTRIES]
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)} (default: all)")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are (default runs/)")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs"),
+        help="where runs are, seen from the repository (default runs/)",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="models trained at a time (default 1)")
     parser.add_argument("--no-train", action="store_true", help="only what is trained already")
     parser.add_argument("--out", type=Path, help="write the results to PATH.json and PATH.md", metavar="PATH")
@@ -183,16 +248,19 @@ def main() -> None:
     if not (ROOT / RAW).exists():
         parser.error(f"there is no {RAW}: put Multi30k's task 1 there as train.en.gz, train.de.gz, …")
     chosen = [entry for entry in ENTRIES if not options.names or entry.name in options.names]
-    threads = max(1, (os.cpu_count() or 1) // options.jobs)
+    runs = ROOT / options.runs  # where the commands run, wherever this one was started
+    each = max(1, (os.cpu_count() or 1) // options.jobs)
     if not options.no_train:
         with ThreadPoolExecutor(options.jobs) as pool:
-            list(pool.map(lambda entry: train(entry, options.runs / entry.name, threads), chosen))
+            list(pool.map(lambda entry: train(entry, runs / entry.name, each), chosen))
     rows = [
         row
         for entry in chosen
-        if (options.runs / entry.name / "model").exists()
-        for row in result(entry, options.runs / entry.name)
+        if (runs / entry.name / "model").exists()
+        for row in result(entry, runs / entry.name)
     ]
+    if options.out:
+        rows = with_earlier(rows, options.out.with_suffix(".json"))
     print(table(rows))
     if options.out:
         options.out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")

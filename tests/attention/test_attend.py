@@ -20,6 +20,7 @@ from qkv import Attend, QkvError, attend, masks, weights
 from qkv.attention.attend import Path
 from qkv.attention.normalize import NORMALIZERS
 from qkv.attention.scores import Concat, Cosine, Gaussian, General, Location
+from qkv.attention.watch import watch
 
 PRODUCTS, PRODUCTS_IN_BLOCKS, FUSED, FUSED_IN_BLOCKS = PATHS
 B, H, T, S, K, V = 2, 3, 5, 7, 11, 13
@@ -668,3 +669,15 @@ def test_a_beta_of_the_module_learns():
 def test_the_module_names_the_nearest_normaliser():
     with pytest.raises(QkvError, match=r"unknown normaliser 'sparsmax'.*did you mean 'sparsemax'"):
         Attend(normalize="sparsmax")
+
+
+def test_a_normaliser_of_ones_own_works_in_a_module_and_is_watched():
+    def halves(scores_BHTS: Tensor) -> Tensor:
+        return torch.softmax(scores_BHTS, -1) / 2
+
+    q, k, v = (torch.randn(2, 3, length, 5) for length in (4, 7, 7))
+    module = Attend(normalize=halves)
+    torch.testing.assert_close(module(q, k, v), attend(q, k, v) / 2)
+    with watch(module) as seen:
+        module(q, k, v)
+    torch.testing.assert_close(seen["attend"].sum(-1), torch.full((2, 3, 4), 0.5))

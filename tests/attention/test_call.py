@@ -243,6 +243,14 @@ MISFITS: list[tuple[list[Tensor], dict[str, Any], str]] = [
         {"allow": masks.documents(torch.zeros(2, 7, dtype=torch.long), offset=-1)},
         "documents has offset=-1, before the first of its ids: an offset of 0 or more is wanted",
     ),
+    # Choices of another kind
+    (FITTING, {"beta": torch.ones(2, 2)}, "beta has shape (2, 2) for 4 heads: give one value, or one a head"),
+    (
+        FITTING,
+        {"bias": torch.tensor([0.0, -math.inf] + [0.0] * 5)},
+        "bias runs from -inf to 0.0; finite numbers are wanted: part an additive mask with "
+        "allow, bias = masks.split_additive(mask)",
+    ),
     # Scores with parameters for other sizes or another dtype
     *(
         (
@@ -290,6 +298,19 @@ MISFITS: list[tuple[list[Tensor], dict[str, Any], str]] = [
         "7 keys, but this location score knows 6 places: build it with length=7",
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("choices", "sentence"),
+    [
+        ({"beta": "inf"}, "beta is 'inf' of type str; a number is wanted, or a tensor with one a head"),
+        ({"normalize": None}, "normalize is None; a name or a function of the scores is wanted: 'softmax'"),
+        ({"bias": [0.0]}, "bias is list; a tensor to add to the scores is wanted"),
+    ],
+)
+def test_each_type_that_none_expects_has_its_sentence(choices: dict[str, Any], sentence: str):
+    with pytest.raises(QkvError, match=f"^{re.escape(sentence)}$"):
+        attend(*FITTING, **choices)
 
 
 @pytest.mark.parametrize(

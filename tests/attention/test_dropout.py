@@ -80,3 +80,7 @@ def test_compiled_code_drops_too():
     dropped = torch.compile(lambda x: drop(x, 0.5), fullgraph=True)(torch.ones(1000))
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
     assert 400 < (dropped == 0).sum() < 600
+
+
+def test_a_rate_next_to_one_is_no_division_by_zero():
+    assert drop(torch.ones(1000), 0.999999).isfinite().all()

@@ -198,6 +198,25 @@ def test_padding_ignored_in_pooling():
         masks.check_leaks(model, IDS_BT, masks.padding(KEEP_BT), causal=False, keep_BT=KEEP_BT)
 
 
+def test_one_answer_for_a_sentence_must_not_see_its_padding():
+    def mean(x_BTD: Tensor) -> Tensor:
+        return x_BTD.mean(1)
+
+    def mean_of_words(x_BTD: Tensor) -> Tensor:
+        return (x_BTD * KEEP_BT[..., None]).sum(1) / KEEP_BT.sum(1, keepdim=True)
+
+    wrong, right = (nn.Sequential(nn.Embedding(WORDS, WIDTH), Step(step)) for step in (mean, mean_of_words))
+    assert leak(wrong, causal=False, keep_BT=KEEP_BT).startswith(
+        "the model's answer to sentence 0 sees padding: its output moved"
+    )
+    masks.check_leaks(right, IDS_BT, causal=False, keep_BT=KEEP_BT)
+
+
+def test_positions_before_the_batch_are_refused_not_passed():
+    model = nn.Sequential(nn.Embedding(WORDS, WIDTH), Step(lambda x: x.transpose(0, 1).cumsum(1)))
+    assert leak(model).startswith("the model's output has shape (7, 2, 12), positions first")
+
+
 def test_a_module_is_not_blamed_for_what_is_added_to_its_output_in_place():
     def add(x_BTD: Tensor) -> Tensor:
         return x_BTD.add_(attend(x_BTD, x_BTD, x_BTD))

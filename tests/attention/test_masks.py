@@ -299,9 +299,13 @@ def call(function: Any, *arguments: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "argument", "sentence"),
     [
-        (masks.window, -1, "window is -1; a distance of 0 or more is wanted (0 sees only itself)"),
-        (masks.window, 1.5, "window is 1.5; a distance of 0 or more is wanted (0 sees only itself)"),
-        (masks.window, True, "window is True; a distance of 0 or more is wanted (0 sees only itself)"),
+        (masks.window, -1, "window is -1; a distance, an int of 0 or more, is wanted (0 sees only itself)"),
+        (masks.window, 1.5, "window is 1.5; a distance, an int of 0 or more, is wanted (0 sees only itself)"),
+        (
+            masks.window,
+            True,
+            "window is True; a distance, an int of 0 or more, is wanted (0 sees only itself)",
+        ),
         (
             masks.causal,
             1.5,

@@ -168,3 +168,8 @@ def test_gradcheck_away_from_kinks(name: str, scores: list[float]):
 
 def test_hard_has_no_gradient():
     assert not hard(rows(0, 1).requires_grad_()).requires_grad
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15"])
+def test_a_score_that_is_no_number_gives_weights_that_are_none(name: str):
+    assert NORMALIZERS[name](rows(1.0, math.nan, 3.0)).isnan().all()

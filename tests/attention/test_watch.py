@@ -5,6 +5,9 @@ Axes: B batch, T query length, S key length, D width, H heads, K key width, V va
 
 import copy
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -644,3 +647,28 @@ def test_watching_the_module_given_to_compile_does_not_disturb_it():
     assert list(seen) == ["own", "cross"]
     assert torch.equal(compiled(*data), plain)
     assert [len(seen.calls(name)) for name in seen] == [1, 1]
+
+
+def test_what_is_no_model_pattern_or_reducer_is_named():
+    """As a user meets it, without the tests' own checks of types."""
+    code = """
+import torch, qkv
+from qkv.attention.reduce import Entropy
+model = qkv.Attend()
+for arguments, options in [(("no model",), {}), ((model, ["own"]), {}), ((model,), {"keep": Entropy}), ((model,), {"keep": None})]:
+    try:
+        with qkv.watch(*arguments, **options):
+            pass
+    except qkv.QkvError as error:
+        print(error)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"QKV_TYPECHECK": "0"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+    assert [line.partition(";")[2][:30] for line in said.splitlines()] == [
+        *[" a module and strings are want"] * 2,
+        *[" a name or a reducer is wanted"] * 2,
+    ]

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from qkv.blocks import crossentropy
 from qkv.blocks.crossentropy import cross_entropy
+from qkv.errors import QkvError
 
 N, D, L = 11, 5, 7
 
@@ -80,3 +81,21 @@ def test_what_is_not_a_number_shows():
     with torch.no_grad():
         x[3, 2] = math.nan
     assert cross_entropy(x, table, labels).isnan()
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        (torch.tensor([0, -1, 2]), "labels run from -1 to 2; the vocabulary has"),
+        (torch.tensor([0, 500, 2]), "labels run from 0 to 500"),
+        (torch.tensor([1]), "of shape (1,); torch.int64 of shape"),
+        (torch.tensor([0.0, 1.0, 2.0]), "the labels are torch.float32"),
+    ],
+)
+def test_labels_that_do_not_fit_are_named(labels: Tensor, sentence: str):
+    x_ND, table_LD = torch.randn(3, 5), torch.randn(7, 5)
+    with pytest.raises(QkvError) as caught:
+        cross_entropy(x_ND, table_LD, labels)
+    assert sentence in str(caught.value)
+    with pytest.raises(QkvError, match=r"of one width are wanted"):
+        cross_entropy(x_ND[:, :4], table_LD, torch.tensor([0, 1, 2]))

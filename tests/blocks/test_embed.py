@@ -1,9 +1,11 @@
-"""Token embeddings and the logits that share their table."""
+"""Token embeddings, and a table that the output shares."""
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from qkv.blocks.embed import Embedding
+from qkv.errors import QkvError
 
 
 def test_rows_of_the_table_times_the_root_of_the_width():
@@ -20,19 +22,9 @@ def test_without_scale():
     assert torch.equal(embedding(torch.tensor([[4]]))[0, 0], embedding.table[4])
 
 
-def test_logits_are_products_with_the_same_table():
-    embedding = Embedding(vocabulary=11, width=7).double()
-    x = torch.randn(3, 5, 7, dtype=torch.float64)
-    logits = embedding.logits(x)
-    assert logits.shape == (3, 5, 11)
-    for token in range(11):
-        torch.testing.assert_close(logits[..., token], (x * embedding.table[token]).sum(-1))
-    assert [name for name, _ in embedding.named_parameters()] == ["table"]
-
-
 def test_both_uses_send_gradients_to_the_one_table():
     embedding = Embedding(vocabulary=5, width=2, scale=False)
-    embedding.logits(embedding(torch.tensor([[1]])))[0, 0, 3].backward()
+    F.linear(embedding(torch.tensor([[1]])), embedding.table)[0, 0, 3].backward()
     # The logit is e1 · e3: its gradient is e3 at row 1 and e1 at row 3.
     assert embedding.table.grad is not None
     wanted = torch.zeros(5, 2)
@@ -45,5 +37,11 @@ def test_embeddings_start_with_unit_variance_and_so_do_the_logits_of_a_normed_in
     torch.manual_seed(0)
     embedding = Embedding(vocabulary=2000, width=width)
     assert embedding(torch.arange(2000)[None]).std().item() == pytest.approx(1, abs=0.05)
-    x = torch.nn.functional.layer_norm(torch.randn(50, 1, width), (width,))
-    assert embedding.logits(x).std().item() == pytest.approx(1, abs=0.05)
+    x = F.layer_norm(torch.randn(50, 1, width), (width,))
+    assert F.linear(x, embedding.table).std().item() == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("tokens", [[[11]], [[-1]], [[0.5]]])
+def test_what_is_no_id_of_the_vocabulary_is_named(tokens: list[list[float]]):
+    with pytest.raises(QkvError, match=r"token ids run from|tokens are torch.float32"):
+        Embedding(vocabulary=11, width=2)(torch.tensor(tokens))

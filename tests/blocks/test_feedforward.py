@@ -75,3 +75,8 @@ def test_dropout_acts_in_training_only():
 def test_the_config_refuses_what_cannot_be(wrong: dict[str, object]):
     with pytest.raises(QkvError, match=f"{next(iter(wrong))} is "):
         FeedForwardConfig(**{"width": 3, "hidden": 5} | wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_another_width_is_named():
+    with pytest.raises(QkvError, match=r"^x has shape \(2, 4\); a last axis of 5 is wanted"):
+        FeedForward(FeedForwardConfig(width=5, hidden=3))(torch.zeros(2, 4))

@@ -200,3 +200,16 @@ def test_rows_share_the_memory_of_their_sentence():
     with pytest.raises(QkvError, match=r"^3 rows look at a memory of 2 sentences: "):
         layer(x_BTD[:3], memory_BSE)
     assert layer(x_BTD[:0], memory_BSE[:0]).shape == (0, 3, 6)
+
+
+@pytest.mark.parametrize("allow", [masks.causal(), masks.window(1), torch.ones(3, 5, dtype=torch.bool)])
+def test_rows_that_share_a_memory_take_no_mask_that_tells_queries_apart(allow: masks.Mask | Tensor):
+    """They are laid side by side, where the second row's first query is not the first."""
+    layer = build(cross=True)
+    with pytest.raises(QkvError, match=r"^cross_allow tells queries apart, but 4 rows share 2 memories"):
+        layer(torch.randn(4, 3, D).double(), torch.randn(2, 5, D).double(), cross_allow=allow)
+
+
+def test_another_width_is_named():
+    with pytest.raises(QkvError, match=r"^x has shape \(3, 5, 21\); \(batch, length, 22\) is wanted"):
+        build()(torch.randn(B, T, 21).double())

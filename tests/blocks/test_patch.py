@@ -44,3 +44,8 @@ def test_a_picture_that_does_not_divide_is_refused(size: tuple[int, int]):
 def test_pictures_of_another_shape_are_refused(shape: tuple[int, ...]):
     with pytest.raises(QkvError, match=r"\(batch, 3, height, width\) is wanted"):
         PatchEmbedding(channels=3, patch=2, width=11)(torch.zeros(shape))
+
+
+def test_a_patch_of_nothing_is_refused():
+    with pytest.raises(QkvError, match=r"^channels=3, patch=0, width=4: each must be 1 or more"):
+        PatchEmbedding(3, 0, 4)

@@ -111,6 +111,13 @@ def test_an_example_without_a_batch_is_refused(kind: str):
         pool(*pool.prepend(tokens()[0]))
 
 
+def test_the_class_token_refuses_what_it_does_not_fit():
+    with pytest.raises(QkvError, match=r"the class token width"):
+        build("class").prepend(tokens()[..., :5])
+    with pytest.raises(QkvError, match=r"there is no first token"):
+        build("class")(tokens()[:, :0])
+
+
 def test_class_token_refuses_a_mask_of_another_kind():
     with pytest.raises(QkvError, match=r"torch.bool of shape \(3, 5\) is wanted"):
         build("class").prepend(tokens(), KEEP.long())

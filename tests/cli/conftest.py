@@ -34,6 +34,24 @@ log_every = 1
 precision = "fp32"
 """
 
+PLAIN = """\
+[data]
+train = [{{ source = "{}" }}]
+[tokens]
+size = 300
+[model]
+kind = "luong"
+width = 8
+encoder_layers = 1
+decoder_layers = 1
+attention = "none"
+[search]
+maximum = 8
+[train]
+steps = 1
+precision = "fp32"
+"""
+
 Run = Callable[..., Result]
 
 
@@ -52,6 +70,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "tiny.toml").write_text(RECIPE, "utf-8")
     result = in_process("train", folder / "tiny.toml", "--out", folder / "run")
+    assert result.exit_code == 0, result.output
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of a model that knows one language and has no attention; not to be changed."""
+    folder = tmp_path_factory.mktemp("seq2seq")
+    (folder / "a.tsv").write_text("one\teins\ntwo\tzwei\nthree\tdrei\n", "utf-8")
+    (folder / "plain.toml").write_text(PLAIN.format(folder / "a.tsv"), "utf-8")
+    result = in_process("train", folder / "plain.toml", "--out", folder / "run")
     assert result.exit_code == 0, result.output
     return folder / "run"
 

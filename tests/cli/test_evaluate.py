@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import qkv as public
+from qkv.cli.evaluate import chosen
 from qkv.store import bundle
 
 SOURCES = ["one", "fifty-two", "three hundred and four", "nine", "five", "six hundred"]
@@ -72,6 +73,44 @@ def test_one_file_and_two_are_the_same_data(qkv, trained: Path, tmp_path: Path):
     assert list(two["scores"]) == ["all"]
 
 
+def test_columns_and_keys_say_where_the_sentences_stand(qkv, trained: Path, seq2seq: Path, tmp_path: Path):
+    rows = [("one", "eins"), ("two", "zwei")]
+    (tmp_path / "a.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in rows))
+    (tmp_path / "b.tsv").write_text("".join(f"{t}\tx\t{s}\n" for s, t in rows))
+    objects = [{"id": 7, "both": {"en": s, "de": t}, "to": "de"} for s, t in rows]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, objects)))
+    wanted = evaluate(qkv, trained, "--data", tmp_path / "a.tsv", "--tag", "de")
+    options = ["--data", tmp_path / "b.tsv", "--columns", "3,1", "--tag", "de"]
+    assert evaluate(qkv, trained, *options) == wanted
+    options = ["--data", tmp_path / "b.jsonl", "--keys", "both.en, both.de", "--tag-key", "to"]
+    assert evaluate(qkv, trained, *options) == wanted
+    plain = evaluate(qkv, seq2seq, "--data", tmp_path / "b.tsv", "--columns", "3,1")  # a model without tags
+    assert plain["scores"]["all"]["sentences"] == 2
+
+
+def test_the_fix_that_an_error_names_can_be_typed(qkv, seq2seq: Path, tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"en": "one", "de": "eins"}\n')
+    result = qkv("evaluate", seq2seq, "--data", path)
+    assert "line 1 has no source (it has en, de): set keys in the recipe (--keys of qkv" in result.stderr
+    assert qkv("evaluate", seq2seq, "--data", path, "--keys", "en,de").exit_code == 0
+
+
+def test_strict_stops_at_what_would_be_left_out(qkv, seq2seq: Path, tmp_path: Path):
+    path = tmp_path / "a.tsv"
+    path.write_text("one\teins\none\teins\n\t\ntwo\tzwei\n")
+    assert qkv("evaluate", seq2seq, "--data", path).exit_code == 0
+    result = qkv("evaluate", seq2seq, "--data", path, "--strict")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"{path} line 3 is empty on one side" in result.stderr  # what stands twice counts twice
+    assert "leave strict out to skip it" in result.stderr
+
+
+def test_numbers_bring_their_languages(trained: Path):
+    (corpus,) = chosen(["numbers-test"], {}, {}, public.load(trained).languages)
+    assert corpus.source == "numbers-test"
+
+
 def test_the_metrics_can_be_changed_and_say_so(qkv, trained: Path):
     result = qkv("evaluate", trained, "--tokenize", "none", "--lowercase", "--beam", 1)
     assert "bleu: nrefs:1|case:lc|eff:no|tok:none" in result.stdout
@@ -105,6 +144,12 @@ def test_what_is_left_out_of_the_data_is_told(qkv, trained: Path, tmp_path: Path
         (["--tag", "de"], 2, "name that, too"),
         (["--data", "{}", "--data", "{}", "--data", "{}"], 2, "twice for two"),
         (["--data", "{}", "--tag", "xx"], 1, "the language is 'xx'"),
+        (["--keys", "a,b"], 2, "--keys is about --data: name that, too"),
+        (["--data", "{}", "--columns", "3", "--tag", "de"], 2, "e.g. --columns 2,3"),
+        (["--data", "{}", "--columns", "a,b", "--tag", "de"], 2, "e.g. --columns 2,3"),
+        (["--data", "{}", "--columns", "0,1", "--tag", "de"], 1, "columns are counted from 1"),
+        (["--data", "{}", "--keys", "a,b,c", "--tag", "de"], 2, "e.g. --keys en,de"),
+        (["--data", "{}", "--keys", "a,b", "--tag", "de"], 1, "keys are for jsonl and this is tsv"),
         (["--tokenize", "14a"], 1, "tokenize is '14a'; it should be '13a'"),
         (["--set", "train.seed=1"], 1, "set search.… or metrics.…"),
     ],
@@ -113,3 +158,10 @@ def test_what_cannot_be_is_said(qkv, trained: Path, perfect: Path, options: list
     result = qkv("evaluate", trained, *(option.format(perfect) for option in options))
     assert result.exit_code == code
     assert said in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_model_of_one_language_is_asked_for_none(qkv, seq2seq: Path, perfect: Path):
+    for option, value in (("--tag", "de"), ("--tag-column", 3)):
+        result = qkv("evaluate", seq2seq, "--data", perfect, option, value)
+        assert result.exit_code == 1
+        assert f"the model knows one language only: leave {option} out" in result.stderr

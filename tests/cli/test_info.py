@@ -1,6 +1,7 @@
 """`qkv info`: a finished run, a model, and a run that was stopped."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -89,4 +90,37 @@ def test_a_damaged_model_is_named(qkv, trained: Path, tmp_path: Path):
     (model / "model.safetensors").write_bytes(b"x")
     result = qkv("info", model)
     assert result.exit_code == 1
-    assert "is damaged" in result.stderr
+    assert "is damaged: model.safetensors is cut short" in result.stderr
+    assert result.stderr.endswith("restore it from a copy, or train it again\n")
+
+
+def test_a_run_writes_its_damaged_model_again_as_the_error_says(qkv, trained: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / "model" / "model.safetensors").write_bytes(b"x")
+    said = qkv("info", run).stderr
+    assert (
+        f"move it away, and write it again from the last checkpoint: qkv train --resume --out {run}" in said
+    )
+    (run / "model").rename(tmp_path / "away")
+    assert qkv(*said.partition("checkpoint: qkv ")[2].split()).exit_code == 0
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (run / "model" / name).read_bytes() == (trained / "model" / name).read_bytes()
+
+
+def test_a_checkpoint_that_is_cut_short_is_named(qkv, stopped: Path):
+    newest = max((stopped / "checkpoints").iterdir())
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    result = qkv("info", stopped)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"qkv: {newest} is damaged: model.safetensors is cut short" in result.stderr
+    assert result.stderr.endswith(f"checkpoint before it: qkv train --resume --out {stopped}\n")
+
+
+def test_infinity_is_spelt_in_json_as_in_a_recipe(qkv, stopped: Path):
+    recipe = stopped / "recipe.toml"
+    recipe.write_text(re.sub(r"^clip = .*$", "clip = inf", recipe.read_text(), flags=re.MULTILINE))
+    result = qkv("info", stopped, "--json")
+    found = json.loads(result.stdout, parse_constant=pytest.fail)
+    assert found["recipe"]["train"]["clip"] == "inf"

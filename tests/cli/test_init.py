@@ -1,6 +1,7 @@
 """`qkv init` and `qkv schema`: a recipe that trains as it is, and what editors know of recipes."""
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -76,6 +77,18 @@ def test_faults_of_the_data_are_told(qkv, files: list[str]):
     assert "few en → few de has 2 pairs, too few to hold some out" in few.stderr
     assert not Path("recipe.toml").exists()
     assert not Path("recipe-data").exists()
+
+
+def test_what_can_be_read_only_once_is_refused(qkv, files: list[str]):
+    os.mkfifo("pipe")
+    piped = ["-", files[1]], [files[0], "-"], ["pipe", files[1]], [*files, "--valid", files[0], "-"]
+    for arguments in piped:
+        result = qkv("init", *arguments, stdin="one\n" * 60)
+        assert result.exit_code == 1
+        name = "pipe" if "pipe" in arguments else "stdin"
+        assert f"qkv: {name} can be read only once, and a recipe's files are read again" in result.stderr
+        assert "save it to a file first" in result.stderr
+    assert sorted(path.name for path in Path().iterdir()) == sorted([*files, "pipe"])
 
 
 def test_an_unknown_preset_is_named(qkv, files: list[str]):

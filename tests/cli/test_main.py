@@ -96,9 +96,12 @@ def test_what_nobody_expected_is_named_and_points_to_debug(capsys: pytest.Captur
     assert said.startswith("qkv: unexpected ZeroDivisionError: division by zero: run it again with --debug")
 
 
-def test_an_interrupt_is_quiet(capsys: pytest.CaptureFixture[str]):
-    assert fails_with(KeyboardInterrupt()) == 130
-    assert capsys.readouterr() == ("", "")
+@pytest.mark.parametrize(
+    ("words", "said"), [((), "interrupted"), (["interrupted: go on"], "interrupted: go on")]
+)
+def test_an_interrupt_is_one_short_sentence(capsys: pytest.CaptureFixture[str], words: list[str], said: str):
+    assert fails_with(KeyboardInterrupt(*words)) == 130
+    assert capsys.readouterr() == ("", f"qkv: {said}\n")
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "info", "nowhere"], ["info", "nowhere", "--debug"]])

@@ -42,6 +42,30 @@ def test_what_changes_nothing_may_change_on_resuming_and_nothing_else(qkv, train
     assert "train.seed was 0 and is 9" in other.stderr
 
 
+def test_strict_stops_at_the_first_pair_that_would_be_skipped(qkv, recipe: Path):
+    Path("a.tsv").write_text("one\teins\ntwo\tzwei\n\t\n", "utf-8")
+    changes = ["--set", "data.train=[{source='a.tsv'}]", "--set", "data.valid=[]", "--dry-run"]
+    assert qkv("train", "tiny.toml", *changes).exit_code == 0
+    result = qkv("train", "tiny.toml", *changes, "--strict")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "a.tsv line 3 is empty on one side" in result.stderr
+    assert qkv("train", "tiny.toml", *changes, "--strict", "--set", "data.rules.strict=false").exit_code == 0
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_interrupt_at_once_says_what_is_kept(
+    qkv, recipe: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qkv.train.loop.Loop.run" if begun else "qkv.train.train.fingerprints", interrupt)
+    result = qkv("train", "tiny.toml", "--out", "run")
+    assert (result.exit_code, result.stdout) == (130, "")
+    kept = ": what was saved last is kept, go on with qkv train --resume --out run" if begun else ""
+    assert result.stderr.splitlines()[-1] == f"qkv: interrupted{kept}"
+
+
 def test_a_dry_run_shows_model_memory_and_batches_and_writes_nothing(qkv, recipe: Path):
     before = sorted(recipe.parent.rglob("*"))
     text = qkv("train", "tiny.toml", "--dry-run")

@@ -115,7 +115,13 @@ def test_what_is_over_long_is_flagged_with_its_line(qkv, trained: Path, tmp_path
         (["--to", "dee"], "did you mean 'de'?"),
         (["--to", "de,"], "the language is ''"),
         (["--to", "de", "--set", "model.heads=4"], "has no effect on a finished model: set search.…"),
-        (["--to", "de", "--n-best", "9"], "widen the beam"),
+        (
+            ["--to", "de", "--n-best", "9"],
+            "qkv: --n-best is 9, but a beam of 2 finds no more: widen the beam",
+        ),
+        (["--to", "de", "--set", "search.n_best=9"], "qkv: --set: n_best is 9"),
+        (["--to", "de", "--n-best", "2", "--set", "search.n_best=9"], "qkv: --set: n_best is 9"),
+        (["--to", "de", "--temperature", "0.5", "--beam", "4"], "qkv: --temperature is 0.5 with beam 4"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_read(qkv, trained: Path, options: list[str], said: str):
@@ -123,6 +129,41 @@ def test_what_cannot_be_is_said_before_anything_is_read(qkv, trained: Path, opti
     assert result.exit_code == 1
     assert said in result.stderr
     assert result.stdout == ""
+
+
+def test_a_model_of_one_language_is_asked_for_none(qkv, seq2seq: Path, file: Path):
+    result = qkv("translate", seq2seq, "no-such-file", "--to", "xx")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"qkv: --to is 'xx', but {seq2seq} knows one language only: leave --to out\n"
+    assert qkv("translate", seq2seq, file).stdout.count("\n") == len(LINES)
+
+
+def test_alignments_of_a_model_without_attention_are_refused_before_anything_is_written(
+    qkv, seq2seq: Path, file: Path, tmp_path: Path
+):
+    result = qkv("translate", seq2seq, file, "--align", "--out", tmp_path / "out.txt")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("qkv: --align shows where a model looked")
+    assert result.stderr.endswith("was trained without attention to its source: leave --align out\n")
+    assert not (tmp_path / "out.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "cannot be read: No such file"), (b"\x1f\x8b\x08xx", "is damaged gzip")]
+)
+def test_an_input_that_cannot_be_read_leaves_the_output_as_it_was(
+    qkv, trained: Path, tmp_path: Path, content: bytes | None, said: str
+):
+    source, out = tmp_path / "lines.gz", tmp_path / "out.txt"
+    if content is not None:
+        source.write_bytes(content)
+    out.write_text("yesterday's work\n", "utf-8")
+    for command in (["translate", source, "--to"], ["evaluate", "--data", source, "--data", out, "--tag"]):
+        verb, *options = command
+        result = qkv(verb, trained, *options, "de", "--out", out)
+        assert result.exit_code == 1
+        assert f"qkv: {source} {said}" in result.stderr
+        assert out.read_text("utf-8") == "yesterday's work\n"
 
 
 def test_a_file_is_not_written_while_it_is_read(qkv, trained: Path, file: Path):
@@ -202,3 +243,45 @@ def test_progress_is_told_now_and_then_beside_the_results(
     told = re.findall(r"^(\d+) lines, [\d,]+ a second$", result.stderr, re.MULTILINE)
     assert told == ["1", "2", "3", "4", "5", "6"]
     assert "a second" not in result.stdout
+
+
+def test_every_translation_begins_with_the_prefix(qkv, trained: Path, file: Path):
+    result = qkv("translate", trained, file, "--to", "de", "--prefix", "acht und")
+    assert result.exit_code == 0
+    lines = result.stdout.split("\n")[:-1]
+    assert [bool(line) for line in lines] == [bool(line.strip()) for line in LINES]
+    assert all(line.startswith("acht und") for line in lines if line)
+
+
+def test_ctranslate2_says_what_qkv_says(qkv, trained: Path, file: Path):
+    native = qkv("translate", trained, file, "--to", "de", "--set", "search.stop=quick")
+    assert qkv("translate", trained, file, "--to", "de", "--engine", "ctranslate2").stdout == native.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--int8"], "--int8 is given without --engine ctranslate2"),
+        (
+            ["--engine", "ctranslate2", "--set", "search.coverage=0.2"],
+            "CTranslate2 cannot search with search.coverage",
+        ),
+        (["--engine", "ctranslate2", "--prefix", "acht"], "CTranslate2 cannot begin with one"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_said(qkv, trained: Path, file: Path, options: list[str], said: str):
+    result = qkv("translate", trained, file, "--to", "de", *options)
+    assert result.exit_code == 1
+    assert said in result.stderr
+
+
+def test_a_model_is_exported_once_and_whole(qkv, trained: Path, tmp_path: Path):
+    result = qkv("export", trained, "--to", "ctranslate2", "--out", tmp_path / "engine", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["largest_difference"] < 1e-4
+    assert {"model.bin", "config.json", "parity.json"} < {
+        path.name for path in (tmp_path / "engine").iterdir()
+    }
+    again = qkv("export", trained, "--to", "ctranslate2", "--out", tmp_path / "engine")
+    assert again.exit_code == 1
+    assert "engine" in again.stderr

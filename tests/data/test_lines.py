@@ -124,3 +124,11 @@ def test_a_file_that_is_not_there_is_named_with_the_one_that_may_be_meant(file, 
         list(read_lines(str(tmp_path)))
     with pytest.raises(QkvError, match=r"nowhere/a cannot be read: No such file or directory$"):
         list(read_lines(str(tmp_path / "nowhere" / "a")))
+
+
+def test_a_file_that_cannot_be_opened_is_named_before_its_first_line_is_asked_for(tmp_path: Path):
+    with pytest.raises(QkvError, match=r"some\.txt cannot be read: No such file or directory"):
+        read_lines(str(tmp_path / "some.txt"))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(QkvError, match="folder cannot be read: Is a directory"):
+        read_lines(str(tmp_path / "folder"))

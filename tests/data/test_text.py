@@ -93,7 +93,8 @@ def test_line_counts_that_differ_name_both(two_files):
 def test_invalid_utf8_is_an_error_or_a_counted_skip(two_files):
     corpus = two_files("a\nb\nc\n", b"A\nB\xff\nC\n")
     with pytest.raises(
-        QkvError, match=r"^de line 2 is not UTF-8: .* or skip such lines with invalid = \"skip\"$"
+        QkvError,
+        match=r"^de line 2 is not UTF-8: .* or remove such lines \(a recipe may .*: data.rules.invalid = \"skip\"\)$",
     ):
         read(corpus)
     pairs, report = read(corpus, Rules(invalid="skip"))
@@ -117,7 +118,7 @@ SKIPS = [
     ("empty", "a\n\nc\n \n", "A\nB\nC\nD\n", "en", 2, "is empty on one side: fill it"),
     ("empty", "a\nb\nc\nd\n", "A\n\u3000\nC\n\n", "de", 2, "is empty on one side: fill it"),
     ("NUL", "a\nb\0b\nc\nd\0", "A\nB\nC\nD\n", "en", 2, "is not text, it contains NUL: correct it"),
-    ("over-long", "a\n12345678\nc\nd\n", "A\nB\nC\n12345678\n", "en", 2, "is over-long: shorten it, raise longest"),
+    ("over-long", "a\n12345678\nc\nd\n", "A\nB\nC\n12345678\n", "en", 2, r"is over-long: .* may raise data\.rules\.longest"),
     ("over-long", f"a\n{'ä' * 99}\nc\n{'d' * 99}\n", "A\nB\nC\nD\n", "en", 2, "is over-long"),
     ("duplicate", "a\na\nc\nc\n", "A\nA\nC\nC\n", "en", 2, "is the same pair as an earlier one: remove it"),
 ]  # fmt: skip
@@ -159,7 +160,8 @@ def test_only_equal_pairs_are_duplicates_and_they_may_be_kept(two_files):
 ROWS = [
     ("a.tsv", b"a\tb\nonly one\n", r"a\.tsv line 2 has 1 columns; columns up to 2 are wanted: separate them with tabs"),
     ("a.jsonl", b'{"source": "a", "target": "b"}\nnot json\n', r"a\.jsonl line 2 is not JSON \(.*\): write one object"),
-    ("a.jsonl", b'{"source": "a"}\n', r"a\.jsonl line 1 has no target \(it has source\): set keys"),
+    ("a.jsonl", b'{"source": "a"}\n', r"a\.jsonl line 1 has no target \(it has source\): set keys .* \(--keys of"),
+    ("a.tsv", b"a\tb\nonly one\n", r"set columns in the recipe \(--columns of qkv evaluate\)"),
     ("a.jsonl", b'["a", "b"]\n', r"a\.jsonl line 1 has no source \(it has list\): set keys"),
     ("a.jsonl", b'{"source": 1, "target": "b"}\n', r"line 1 has 1 as source; text is wanted"),
     ("a.jsonl", b'{"source": "\\ud800", "target": "b"}\n', r"line 1 has half a surrogate pair as source"),
@@ -173,6 +175,13 @@ def test_a_row_of_another_form_is_an_error(tmp_path, monkeypatch, name, content,
     Path(name).write_bytes(content)
     with pytest.raises(QkvError, match=sentence):
         read(Corpus(source=name))
+
+
+def test_the_key_of_the_language_has_a_setting_of_its_own(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"source": "a", "target": "b", "to": "de"}\n', "utf-8")
+    with pytest.raises(QkvError, match=r"line 1 has no tag .*: set tag_key .* \(--tag-key of qkv evaluate\)"):
+        read(Corpus(source=str(path), tag_key="tag"))
 
 
 def test_faults_inside_rows_are_counted_too(tmp_path):
@@ -255,6 +264,8 @@ WRONG = [
     ({"source": "a.tsv", "weight": float("nan")}, r"weight is nan; give a number above 0"),
     ({"source": "a.tsv", "columns": (0, 1)}, "counted from 1"),
     ({"source": "a.tsv", "tag_column": 0}, "counted from 1"),
+    ({"source": "a", "target": "b", "columns": (2, 3)}, "columns are for tsv and this is lines: leave them out"),
+    ({"source": "a.tsv", "keys": ("en", "de")}, "keys are for jsonl and this is tsv: leave them out"),
     ({"source": "a.tsv", "limit": 0}, "limit is 0; give 1 or more"),
     ({"source": "a.tsv", "tag": "de", "tag_column": 3}, "tags come from two places"),
     ({"source": "a.tsv", "tag_key": "x"}, "tag_key is for jsonl and this is tsv"),

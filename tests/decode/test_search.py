@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.decode.toy import END, START, Found, Plain, Scripted, Toy, sources, transformer
+from tests.decode.toy import END, START, Found, Plain, Scripted, Toy, luong, sources, transformer
 from torch import Tensor
 
 from qkv.decode import Hypothesis, SearchConfig, score, search
@@ -67,9 +67,10 @@ def test_narrow_beams_do_as_plain_lists_do_and_stop_without_a_loss(data: st.Data
         agree(one, Plain(model, source_S, [START], config).beam())
 
 
+@pytest.mark.parametrize("make", [transformer, luong])
 @pytest.mark.parametrize("stop", ["exact", "quick"])
-def test_the_transformer_too(stop: str):
-    model, config = transformer(), SearchConfig(beam=3, n_best=3, maximum=7, stop=stop)
+def test_the_transformer_and_the_recurrent_model_too(make, stop: str):
+    model, config = make(), SearchConfig(beam=3, n_best=3, maximum=7, stop=stop)
     source_BS, keep_BS = sources(4, 7, 5)
     found = search(model, source_BS, keep_BS, start=torch.full((3,), START), end=END, config=config)
     for one, source_S, keep_S in zip(found, source_BS, keep_BS, strict=True):
@@ -114,7 +115,7 @@ def test_a_live_prefix_that_may_still_win_is_waited_for():
     assert (best.tokens, len(model.rows)) == ([], 1)
 
 
-@pytest.mark.parametrize("make", [lambda: Toy(9, 3.0), lambda: transformer(9)])
+@pytest.mark.parametrize("make", [lambda: Toy(9, 3.0), lambda: transformer(9), lambda: luong(9, seed=4)])
 @pytest.mark.parametrize(
     "config",
     [
@@ -149,7 +150,7 @@ def test_neighbours_and_order_change_no_token(make, config: SearchConfig):
     assert len({len(ones[0][0]) for ones in together}) > 2  # they do leave at different times
 
 
-@pytest.mark.parametrize("make", [lambda: Toy(9, 3.0), lambda: transformer(9)])
+@pytest.mark.parametrize("make", [lambda: Toy(9, 3.0), lambda: transformer(9), lambda: luong(9, seed=4)])
 def test_scores_are_those_of_teacher_forcing(make):
     model, config = make(), SearchConfig(beam=4, n_best=4, maximum=6, normalize="gnmt", alpha=0.7)
     source_BS, keep_BS = sources(3, 8, 5)
@@ -164,6 +165,20 @@ def test_scores_are_those_of_teacher_forcing(make):
             length_penalty = ((5 + len(target)) / 6) ** 0.7
             assert one.score == pytest.approx(float(log_probability_T.sum()) / length_penalty, rel=1e-9)
             assert one.log_probability == pytest.approx(float(log_probability_T.sum()), rel=1e-9)
+
+
+@pytest.mark.parametrize("make", [transformer, luong])
+def test_in_fp32_neighbours_decide_ties_at_most(make):
+    model, lengths, config = make(9).float(), [1 + 7 * i % 13 for i in range(32)], SearchConfig(maximum=12)
+    source_BS, keep_BS = sources(*lengths)
+    together = run(model, config, *lengths)
+    for row, wanted in enumerate(together):
+        mine = slice(row, row + 1), slice(0, lengths[row])
+        (alone,) = search(
+            model, source_BS[mine], keep_BS[mine], start=torch.tensor([START]), end=END, config=config
+        )
+        same = [one.tokens for one in alone] == [one.tokens for one in wanted]
+        assert same or abs(alone[0].score - wanted[0].score) < 1e-4
 
 
 class Endless(Toy):

@@ -195,17 +195,48 @@ def test_an_over_long_line_is_split_at_sentence_ends(translator: Translator):
     (joined,) = found.best[0]
     assert joined.text == " ".join(one.text for one in alone)
     assert joined.tokens == [token for one in alone for token in one.tokens]
-    assert joined.score == pytest.approx(sum(one.score for one in alone))
+    assert joined.score == pytest.approx(sum(one.score for one in alone) / len(alone))
+    assert [(part, one.text) for part, one in joined.parts] == [
+        (part, one.text) for part, one in zip(parts, alone, strict=True)
+    ]
     assert joined.finished == all(one.finished for one in alone)
 
 
-def test_parts_are_as_long_as_they_may_be():
+def test_sentences_of_an_over_long_line_are_read_one_by_one_and_of_another_together():
+    """What a model learnt from is mostly single sentences: several at once it tends to shorten."""
     translator = Translator(transformer(), SOURCE, TARGET, SEARCH, longest=60)
-    line = "one two. " * 12
-    parts, _ = translator._parts(line)
-    lengths = [len(SOURCE.encode(part)) + 1 for part in parts]
-    one_more = len(SOURCE.encode(" one two."))
-    assert all(length <= 60 < length + one_more + 1 for length in lengths[:-1])
+    assert translator._parts("one two. " * 30) == (["one two."] * 30, None)
+    assert translator._parts("one two. one.") == (["one two. one."], None)
+    assert translator._parts("一二。三四！五六" * 9)[0][:3] == ["一二。", "三四！", "五六一二。"]
+
+
+def test_an_alignment_of_pieces_stays_within_each():
+    translator = Translator(transformer(), SOURCE, TARGET, SEARCH, longest=12)
+    line = "one two three. four five sixty! seven hundred? one"
+    best = next(translator.stream([line], ["de"])).best[0][0]
+    source_of = [number for number, (part, _) in enumerate(best.parts) for _ in part.split()]
+    target_of = [number for number, (_, one) in enumerate(best.parts) for _ in one.text.split()]
+    links = translator.alignment(line, best, "de")
+    assert links
+    assert all(source_of[source] == target_of[target] for source, target in links)
+
+
+def test_every_translation_begins_with_the_prefix_and_goes_on_as_the_model_does(translator: Translator):
+    plain = list(translator.stream(SENTENCES, ["de"]))
+    line = max(plain, key=lambda line: len(line.best[0][0].tokens))
+    tokens = line.best[0][0].tokens
+    prefix = TARGET.decode(tokens[:3])
+    if TARGET.encode(prefix).tolist() == tokens[:3]:  # then the search finds the same again
+        again = next(translator.stream([line.source], ["de"], prefix=prefix)).best[0][0]
+        assert (again.tokens, again.text) == (tokens, line.best[0][0].text)
+    for text in translator.translate([*SENTENCES, "one two. " * 30], "de", prefix="acht und"):
+        assert not text or text.startswith("acht und")
+
+
+@pytest.mark.parametrize("sentences", [["a \ud800"], [3], [None]])
+def test_what_is_no_text_is_named(sentences: list[Any]):
+    with pytest.raises(QkvError, match=r"half a surrogate pair|is of type"):
+        Translator(transformer(), SOURCE, TARGET, SEARCH).translate(sentences, "de")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +256,7 @@ def test_what_cannot_be_split_is_flagged_and_read_to_its_end(line: str, monkeypa
     found = next(translator.stream([line], ["de"]))
     assert found.flagged is not None
     assert (
-        "tokens without a sentence end, the model learnt from up to 30: check its translation"
+        "tokens without a sentence end, the model learnt from up to 30, so it was cut between words: check its translation"
         in found.flagged
     )
     assert all(len(ids) > 1 and ids[-1] == END for ids in read)
@@ -245,8 +276,9 @@ def test_no_letter_is_lost_and_no_part_too_long_unless_it_says_so(line: str, lon
     parts, flagged = translator._parts(line)
     assert "".join("".join(parts).split()) == "".join(line.split())
     assert all(part.strip() for part in parts)
-    longer = any(len(tokens.encode(part)) + 1 > longest for part in parts)
-    assert longer == (flagged is not None)
+    assert all(len(tokens.encode(part)) < longest or len(part) == 1 for part in parts)
+    if flagged is None:
+        assert all(len(tokens.encode(part)) < longest for part in parts)
 
 
 MODEL = transformer()

@@ -5,6 +5,7 @@ Axes: B sentences, S source length, R rows, T tokens, D width, L vocabulary.
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,9 +13,11 @@ from torch import Tensor
 from qkv.attention.watch import watch
 from qkv.decode import SearchConfig
 from qkv.models.interface import Generator, State
+from qkv.models.luong import Luong, LuongConfig
 from qkv.models.transformer import Transformer, TransformerConfig
 
 END, START = 0, 1
+Model = TypeVar("Model", bound=Generator)
 
 
 @dataclass
@@ -112,9 +115,27 @@ def transformer(vocabulary: int = 7, seed: int = 0) -> Transformer:
         decoder_layers=2,
         tied="none",
     )
-    model = Transformer(sizes).double().eval()
+    return opinionated(Transformer(sizes))
+
+
+def luong(vocabulary: int = 7, seed: int = 0) -> Luong:
+    """The same of the recurrent kind, where each step reads what the one before it decided."""
+    torch.manual_seed(seed)
+    sizes = LuongConfig(
+        source_vocabulary=50,
+        target_vocabulary=vocabulary,
+        width=12,
+        encoder_layers=1,
+        decoder_layers=2,
+        input_feeding=True,
+        tied="none",
+    )
+    return opinionated(Luong(sizes))
+
+
+def opinionated(model: Model) -> Model:
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in model.double().eval().parameters():
             parameter.mul_(2)
     return model
 

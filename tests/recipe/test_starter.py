@@ -38,5 +38,5 @@ def test_the_text_says_what_was_planned_whatever_the_files_are_called():
 
 
 def test_an_unknown_preset_is_refused_with_the_choices():
-    with pytest.raises(QkvError, match="unknown preset 'huge': choose one of base, small, tiny"):
+    with pytest.raises(QkvError, match="unknown preset 'huge': choose one of base, big, small, tiny"):
         plan(1, 1.0, "huge")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qkv.errors import QkvError
 from qkv.store import checkpoint
-from qkv.store.checkpoint import FACTS, load, newest, save
+from qkv.store.checkpoint import FACTS, load, newest, prove, save
 from qkv.store.manifest import MANIFEST, write_directory
 
 
@@ -131,3 +131,17 @@ def test_the_facts_are_json_that_people_can_read(tmp_path: Path):
     facts = json.loads((tmp_path / "checkpoints" / "00000005" / FACTS).read_text())
     assert facts.pop("facts") == {"loss": 1 / 3, "step": 5, "list": [1, None]}
     assert facts == {"format": 1, "step": 5, "groups": ["model", "empty"]}
+
+
+def test_a_damaged_one_says_how_to_go_on_without_it(tmp_path: Path):
+    saved(tmp_path, 1)
+    path = cut(tmp_path, 1)
+    with pytest.raises(
+        QkvError, match=f"or go on from the checkpoint before it: qkv train --resume --out {tmp_path}$"
+    ):
+        load(path)
+    with pytest.raises(
+        QkvError, match=r": restore one from a copy, or begin another run with another --out$"
+    ):
+        newest(tmp_path)
+    prove(path, ["empty.safetensors"])  # that one is whole

@@ -137,7 +137,7 @@ def test_all_damage_is_named_in_one_sentence(tmp_path: Path):
         verify(path)
     assert str(raised.value) == (
         f"{path} is damaged: a.txt is missing, c does not belong to it, "
-        "inner/b.bin is cut short (100 of 256 bytes); restore it from a copy, or write it anew"
+        "inner/b.bin is cut short (100 of 256 bytes); restore it from a copy"
     )
     with pytest.raises(QkvError, match=r"damaged: a\.txt is missing;"):
         verify(path, ["a.txt"])

@@ -227,7 +227,7 @@ def test_a_model_translates_after_saving_as_before(tmp_path: Path, name: str):
     after = tasks.load(path)
     sentences = [source for source, _ in LINES]
     assert after.config == before.config
-    assert after.longest == 30
+    assert after.longest == before.longest == task.batches.longest < 30
     lines = [(line.best, line.flagged) for line in before.stream(sentences)]
     assert lines == [(line.best, line.flagged) for line in after.stream(sentences)]
     assert len({best[0][0].text for best, _ in lines}) > 1
@@ -246,3 +246,49 @@ def test_a_model_can_be_where_training_starts(tmp_path: Path):
     assert second.vocabularies.source.size == first.vocabularies.source.size
     for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_two_vocabularies_never_share_one_table(tmp_path: Path):
+    """Of the same size they would pass for one."""
+    with pytest.raises(QkvError, match=r"^tokens.joint is false and model.tied 'all'"):
+        replace(recipe(tmp_path), tokens=TokensConfig(size=290, joint=False))
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (TransformerConfig(positions="learned", length=29), "batches.longest is 30"),
+        (TransformerConfig(positions="learned", length=30), None),
+        (TransformerConfig(positions="rotary", length=3), None),
+        (LuongConfig(score="location", length=29), "batches.longest is 30"),
+        (LuongConfig(score="location", attention="none", length=2), None),
+    ],
+)
+def test_a_model_has_a_place_for_every_token(tmp_path: Path, model: Any, named: str | None):
+    if named is None:
+        recipe(tmp_path, model)
+        return
+    with pytest.raises(QkvError, match=f"{named}, but this model can tell 29 places apart"):
+        recipe(tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "search", "named"),
+    [
+        (MetricsConfig(beam=3), SearchConfig(beam=1, temperature=0.7), "temperature is 0.7 with beam 3"),
+        (MetricsConfig(beam=3), SearchConfig(coverage=0.2, coverage_from="decodr.*"), "decodr"),
+    ],
+)
+def test_what_validations_cannot_search_is_said_before_training(tmp_path: Path, metrics, search, named: str):
+    config = replace(recipe(tmp_path), metrics=metrics, search=search)
+    with pytest.raises(QkvError, match=named):
+        Translation(config)
+
+
+def test_the_digest_is_of_what_is_learnt_from(tmp_path: Path):
+    config = recipe(tmp_path)
+    one = Translation(config).digest()
+    assert Translation(config).digest() == one
+    text = (tmp_path / "a.de").read_text()
+    (tmp_path / "a.de").write_text(text.replace("Mann", "mann"))
+    assert Translation(config).digest() != one

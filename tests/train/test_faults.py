@@ -208,3 +208,22 @@ def test_bf16_faults_are_looked_for_in_bf16(tmp_path: Path):
 def test_finite_numbers_are_no_fault():
     task = Rows(PLAIN)
     assert describe_fault(task, [task.epoch(0)[0]], 1.0, 2.0, torch.get_rng_state(), "fp32") is None
+
+
+def test_of_a_batch_the_bad_examples_are_named(tmp_path: Path):
+    class Third(nn.Module):
+        """The third example of a batch has no numbers; its axes are (examples, 1, width)."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            spoilt = torch.zeros(len(x), 1, 1).index_fill_(0, torch.tensor([2]), torch.nan).to(x)
+            return (x.unsqueeze(1) + spoilt).squeeze(1) if len(x) < 3 else x.unsqueeze(1) + spoilt
+
+    class Flat(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)
+
+    task = Rows(model=around(nn.Sequential(Third(), Flat())))
+    with pytest.raises(QkvError) as raised:
+        loop(task, tmp_path).run()
+    third = task.seen[-1][2]
+    assert f"first in the output of middle.inner.0 (examples: rows [{third}])" in str(raised.value)

@@ -23,7 +23,7 @@ CONFIG = TrainConfig(epochs=7)
 def begin(path: Path, *files: Path) -> Run:
     run = Run(path)
     run.expect_new()
-    run.begin(CONFIG, fingerprints([*map(str, files)]))
+    run.begin(CONFIG, fingerprints([*map(str, files)]), "digest")
     return run
 
 
@@ -62,7 +62,7 @@ def test_killed_as_it_began_a_run_is_begun_again(tmp_path: Path, last: str):
     assert not run.exists
     begin(tmp_path / "run")
     assert run.go_on(CONFIG, []) == (None, [])
-    assert sorted(entry.name for entry in run.path.iterdir()) == ["data.json", "recipe.toml"]
+    assert sorted(entry.name for entry in run.path.iterdir()) == ["begun.json", "data.json", "recipe.toml"]
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path):
@@ -86,7 +86,7 @@ def test_what_changes_nothing_that_is_learnt_may_change(tmp_path: Path):
     config = TranslateConfig(data=DataConfig(train=(Corpus(source="numbers"),)))
     run = Run(tmp_path / "run")
     run.expect_new()
-    run.begin(config, {})
+    run.begin(config, {}, "digest")
     other = replace(config, train=replace(config.train, checkpoint_minutes=1.0, tensorboard=True))
     assert run.go_on(other, []) == (None, [])
     assert len(FREE) == 2  # a new one needs a thought whether it decides any weight
@@ -116,6 +116,26 @@ def test_changed_data_are_named(tmp_path: Path, change: str):
         run.go_on(CONFIG, [*map(str, files)])
     assert "a.en" not in str(raised.value)
     assert ("cannot be read" if change == "gone" else "changed since it was begun") in str(raised.value)
+
+
+def test_other_examples_from_the_same_files_are_named_and_other_circumstances_told(tmp_path: Path):
+    """Of stdin there is no file to compare, and another version may read a file in another way."""
+    run = begin(tmp_path / "run")
+    assert run.expect_same("digest") == []
+    with pytest.raises(QkvError, match=r"is not what it was begun with, though its files are the same"):
+        run.expect_same("another")
+    begun = json.loads(run.begun.read_text())
+    run.begun.write_text(json.dumps(begun | {"threads": 99}))
+    (notice,) = run.expect_same("digest")
+    assert notice == f"going on, but not bit for bit: threads was 99 and is {begun['threads']}"
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path):
+    run = begin(tmp_path / "run")
+    with run.alone(), pytest.raises(QkvError, match=r"another process is training .*run: wait"), run.alone():
+        pass
+    with run.alone():
+        pass
 
 
 def flip(path: Path) -> None:

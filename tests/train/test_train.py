@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -168,7 +169,10 @@ def test_with_faulty_data_there_is_no_run_that_could_not_be_begun_anew(tmp_path:
 def press(number: int, times: int = 1) -> Callable[[], None]:
     def act() -> None:
         for _ in range(times):
+            handler = signal.getsignal(number)
             os.kill(os.getpid(), number)
+            while signal.getsignal(number) is handler and handler is not signal.default_int_handler:
+                time.sleep(0.001)  # another thread may have got it, and the two would be one
 
     return act
 

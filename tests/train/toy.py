@@ -91,8 +91,11 @@ class Rows(Task[Tensor]):
             logits = logits.float()
         return F.cross_entropy(logits, self.labels[batch], reduction="sum")
 
-    def describe(self, batch: Tensor) -> str:
-        return f"rows {batch.tolist()}"
+    def describe(self, batch: Tensor, rows: Sequence[int] = ()) -> str:
+        return f"rows {[batch.tolist()[row] for row in rows] or batch.tolist()}"
+
+    def digest(self) -> str:
+        return "rows"
 
     def tokenizers(self) -> Mapping[str, bytes]:
         return {}

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from qkv.attention.call import Beta, Call
+from qkv.attention.call import Beta, Call, normalizer
 from qkv.attention.dropout import drop
 from qkv.attention.masks.values import Causal, Mask
-from qkv.attention.normalize import NORMALIZERS, Normalizer, softmax
+from qkv.attention.normalize import Normalizer, softmax
 from qkv.attention.scores import Dot, Score, grouped_product
-from qkv.errors import QkvError, choose
+from qkv.errors import QkvError
 
 # Measured on two Zen 5 cores: below 256×256 scores a head, batched products beat the fused kernel, whose
 # backward pass is slow on short rows; above, the kernel wins.
@@ -229,7 +229,7 @@ class Attend(nn.Module):
         *,
         score: Score | None = None,
         beta: Beta = None,
-        normalize: str = "softmax",
+        normalize: str | Normalizer = "softmax",
         dropout: float = 0.0,
     ):
         super().__init__()
@@ -242,7 +242,7 @@ class Attend(nn.Module):
             raise QkvError(
                 f"dropout is {dropout}; a share of the weights from 0 up to, not including, 1 is wanted"
             )
-        self.normalize = choose("normaliser", normalize, NORMALIZERS)
+        self.normalize = normalizer(normalize)
         self.dropout = dropout
 
     def call(

@@ -54,13 +54,12 @@ class Call:
                 f"score is {score!r}; a score is wanted: e.g. score=Cosine(), from qkv.attention.scores"
             )
         lead, heads = shape[:-3], shape[-3] if len(shape) > 2 else 1
-        if isinstance(normalize, str):
-            normalize = choose("normaliser", normalize, NORMALIZERS)
+        normalize = normalizer(normalize)
         if not 0.0 <= dropout < 1.0:
             raise QkvError(
                 f"dropout is {dropout}; a share of the weights from 0 up to, not including, 1 is wanted"
             )
-        if not isinstance(beta, Tensor) and beta == math.inf:
+        if isinstance(beta, float) and beta == math.inf:
             beta, normalize = 1.0, hard
         beta = _resolve_beta(beta, heads, q)
         q, k, v = _to_four(q, lead), _to_four(k, lead), _to_four(v, lead)
@@ -129,6 +128,15 @@ class Call:
         return part, block
 
 
+def normalizer(choice: str | Normalizer) -> Normalizer:
+    """The normaliser of that name, or the function itself."""
+    if isinstance(choice, str):
+        return choose("normaliser", choice, NORMALIZERS)
+    if not callable(choice):
+        raise QkvError(f"normalize is {choice!r}; a name or a function of the scores is wanted: 'softmax'")
+    return choice
+
+
 def _shape_of_scores(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
     """The shape (…, H, T, S) of the scores, once all shapes, dtypes and devices fit."""
     shapes = f"q is {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
@@ -172,7 +180,7 @@ def _resolve_beta(beta: Beta, heads: int, q: Tensor) -> float | Tensor:
     if beta is None:
         return 1 / math.sqrt(q.shape[-1])
     if isinstance(beta, Tensor):
-        if beta.numel() not in (1, heads):
+        if beta.numel() not in (1, heads) or beta.numel() != max(beta.shape, default=1):
             raise QkvError(
                 f"beta has shape {tuple(beta.shape)} for {heads} heads: give one value, or one a head"
             )
@@ -184,12 +192,18 @@ def _resolve_beta(beta: Beta, heads: int, q: Tensor) -> float | Tensor:
                 f"beta is {beta.tolist()}; finite numbers are wanted: hard attention takes the number math.inf"
             )
         return beta.reshape(-1, 1, 1)
+    if not torch.compiler.is_compiling() and not isinstance(beta, int | float):
+        raise QkvError(
+            f"beta is {beta!r} of type {type(beta).__name__}; a number is wanted, or a tensor with one a head"
+        )
     if not math.isfinite(beta):
         raise QkvError(f"beta is {beta}; a finite number, or inf for hard attention, is wanted")
     return float(beta)
 
 
 def _checked_bias(bias: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    if not isinstance(bias, Tensor):
+        raise QkvError(f"bias is {type(bias).__name__}; a tensor to add to the scores is wanted")
     if not bias.is_floating_point():
         raise QkvError(
             f"bias is {bias.dtype}; numbers to add to the scores are wanted: a boolean mask goes to allow"
@@ -203,6 +217,14 @@ def _checked_bias(bias: Tensor, shape: tuple[int, ...], device: torch.device) ->
         raise QkvError(
             f"bias has shape {tuple(bias.shape)}; scores are {shape}: each axis must be theirs or 1"
         )
+    # A row of nothing but -inf is NaN on one path and zeros on another. Reading breaks graphs, as above.
+    if bias.device.type == "cpu" and not torch.compiler.is_compiling() and bias.numel():
+        low, high = bias.detach().aminmax()
+        if not (low.isfinite() and high.isfinite()):
+            raise QkvError(
+                f"bias runs from {float(low)} to {float(high)}; finite numbers are wanted: part an additive mask with "
+                "allow, bias = masks.split_additive(mask)"
+            )
     bias = bias.reshape(*[1] * (2 - bias.dim()), *bias.shape)
     return _lead_to_one(bias, shape[:-3])
 

@@ -19,7 +19,7 @@ def drop(x: Tensor, rate: float) -> Tensor:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():  # there it is one kernel with its sums
         return F.dropout(x, rate)
-    dropped = max(1, round(rate * _STEPS))
+    dropped = min(max(1, round(rate * _STEPS)), _STEPS - 1)
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     drawn = bits.view(torch.int16)[: x.numel()].view(x.shape)
     # Compared straight into x's dtype: a boolean mask would be turned into it at each product.

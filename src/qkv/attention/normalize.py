@@ -37,7 +37,7 @@ def sparsemax(scores_BHTS: Tensor) -> Tensor:
     sorted_BHTS = z_BHTS.sort(dim=-1, descending=True).values
     excess_BHTS = sorted_BHTS.cumsum(-1) - 1
     counts_S = _counts(z_BHTS)
-    support_BHT1 = (counts_S * sorted_BHTS > excess_BHTS).sum(-1, keepdim=True)
+    support_BHT1 = _at_least_one((counts_S * sorted_BHTS > excess_BHTS).sum(-1, keepdim=True))
     threshold_BHT1 = excess_BHTS.gather(-1, support_BHT1 - 1) / support_BHT1
     return (z_BHTS - threshold_BHT1).clamp(min=0).to(scores_BHTS.dtype)
 
@@ -52,7 +52,7 @@ def entmax15(scores_BHTS: Tensor) -> Tensor:
     # The floor keeps the square root differentiable where the variance leaves no room at all.
     room_BHTS = (1 / counts_S - variance_BHTS).clamp(min=torch.finfo(z_BHTS.dtype).tiny)
     threshold_BHTS = mean_BHTS - room_BHTS.sqrt()
-    support_BHT1 = (threshold_BHTS <= sorted_BHTS).sum(-1, keepdim=True)
+    support_BHT1 = _at_least_one((threshold_BHTS <= sorted_BHTS).sum(-1, keepdim=True))
     weights_BHTS = (z_BHTS - threshold_BHTS.gather(-1, support_BHT1 - 1)).clamp(min=0).square()
     return weights_BHTS.to(scores_BHTS.dtype)
 
@@ -64,6 +64,11 @@ def _below_top(scores_BHTS: Tensor) -> Tensor:
     """
     scores_BHTS = scores_BHTS.to(torch.promote_types(scores_BHTS.dtype, torch.float32))
     return (scores_BHTS - scores_BHTS.amax(-1, keepdim=True)).clamp(min=-2.0)
+
+
+def _at_least_one(support_BHT1: Tensor) -> Tensor:
+    """The highest score is always in the support, only NaN is not: it shall come out as NaN, as from softmax."""
+    return support_BHT1.clamp(min=1)
 
 
 def _counts(scores_BHTS: Tensor) -> Tensor:

@@ -74,6 +74,8 @@ class Learned(Position):
 
     def __init__(self, length: int, width: int):
         super().__init__()
+        if length < 1 or width < 1:
+            raise QkvError(f"learned positions got length={length}, width={width}: both must be 1 or more")
         self.table = nn.Parameter(torch.empty(length, width))
         nn.init.normal_(self.table, std=0.02)
 

@@ -172,7 +172,6 @@ def _in_fp32(call: Call) -> Call:
         k_BGSK=k_BHSK.to(wide).contiguous(),
         v_BGSV=no_v_BHSV,
         beta=1.0,
-        bias=None if call.bias is None else call.bias.to(wide),
     )
 
 

@@ -51,7 +51,14 @@ def watch(model: nn.Module, *patterns: str, keep: str | Reducer = "full") -> Ite
     of every call lives as long as `seen`: watch training with a small reducer, or a few steps at a time. A
     module that a model uses in several places is known by its first path.
     """
+    if not isinstance(model, nn.Module) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise QkvError(
+            f"watch got {type(model).__name__} and patterns {patterns!r:.60}; a module and strings are wanted: "
+            "watch(model, 'encoder.*', 'decoder.*.cross')"
+        )
     reducer = choose("reducer", keep, REDUCERS)() if isinstance(keep, str) else keep
+    if not isinstance(reducer, Reducer):
+        raise QkvError(f"keep is {keep!r}; a name or a reducer is wanted: keep='entropy', or keep=Entropy()")
     _expect_eager(model)
     watched = _matching(model, patterns or ("*",))
     seen = Seen()

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.errors import QkvError
+
 _CHUNK = 1 << 21  # logits of a chunk: 256 positions of 8,000 tokens
 
 
@@ -21,7 +23,28 @@ def cross_entropy(x_ND: Tensor, table_LD: Tensor, label_N: Tensor, smoothing: fl
     A table of another dtype than x takes part in x's, and its gradient returns in its own. Products and probabilities
     are in x's dtype, sums over positions in fp32 at least.
     """
+    _expect_fit(x_ND, table_LD, label_N)
     return _CrossEntropy.apply(x_ND, table_LD, label_N, smoothing)  # pyright: ignore[reportReturnType]
+
+
+def _expect_fit(x_ND: Tensor, table_LD: Tensor, label_N: Tensor) -> None:
+    if x_ND.dim() != 2 or table_LD.dim() != 2 or x_ND.shape[1] != table_LD.shape[1]:
+        raise QkvError(
+            f"x has shape {tuple(x_ND.shape)}, the table {tuple(table_LD.shape)}; (positions, width) and "
+            "(vocabulary, width) of one width are wanted: take the real positions first, x_BTD[keep_BT]"
+        )
+    if label_N.shape != x_ND.shape[:1] or label_N.dtype != torch.int64:
+        raise QkvError(
+            f"the labels are {label_N.dtype} of shape {tuple(label_N.shape)}; torch.int64 of shape {tuple(x_ND.shape[:1])} "
+            "is wanted, one for each position"
+        )
+    if label_N.device.type == "cpu" and label_N.numel():  # to ask a GPU would stop its queue
+        low, high = label_N.aminmax()
+        if low < 0 or high >= len(table_LD):
+            raise QkvError(
+                f"labels run from {int(low)} to {int(high)}; the vocabulary has {len(table_LD)} tokens: "
+                "leave positions without a label out, there is no index to ignore"
+            )
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from qkv.attention.dropout import Dropout
 from qkv.config import config
+from qkv.errors import QkvError
 
 
 class Activation(NamedTuple):
@@ -63,6 +64,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """(B,T,D) -> (B,T,D)."""
+        if x_BTD.shape[-1] != self.config.width:
+            raise QkvError(
+                f"x has shape {tuple(x_BTD.shape)}; a last axis of {self.config.width} is wanted, as the config's width says"
+            )
         curve = self.activation.curve
         hidden_BTF = curve(self.up(x_BTD)) if self.gate is None else curve(self.gate(x_BTD)) * self.up(x_BTD)
         return self.down(self.dropout(hidden_BTF))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from qkv.attention.dropout import Dropout
 from qkv.attention.heads import AttentionConfig, MultiHeadAttention
 from qkv.attention.masks import Mask
+from qkv.attention.masks.values import as_mask
 from qkv.attention.memory import Memory
 from qkv.attention.positions import Position
 from qkv.blocks.feedforward import FeedForward, FeedForwardConfig
@@ -104,6 +105,11 @@ class Layer(nn.Module):
         positions: Position | None = None,
     ) -> tuple[Tensor, Memory]:
         """The next T tokens (B,T,D), after those in `own` -> (B,T,D), and `own` with them appended."""
+        if x_BTD.dim() != 3 or x_BTD.shape[-1] != self.config.attention.width:
+            raise QkvError(
+                f"x has shape {tuple(x_BTD.shape)}; (batch, length, {self.config.attention.width}) is wanted, "
+                "as the config's width says"
+            )
         h_BTD = self._enter(self.own_norm, x_BTD)
         own = self.own.remember(h_BTD, memory=own, positions=positions)
         h_BTD = self.own.recall(h_BTD, own, allow=allow, positions=positions)
@@ -128,6 +134,11 @@ class Layer(nn.Module):
             raise QkvError(
                 f"{rows} rows look at a memory of {sentences} sentences: one sentence for all, "
                 "or the same number of rows for each, is wanted"
+            )
+        if allow is not None and as_mask(allow).per_query:
+            raise QkvError(
+                f"cross_allow tells queries apart, but {rows} rows share {sentences} memories: "
+                "give every row its own memory, cross.pick(rows), or a mask of keys alone"
             )
         folded_BTD = h_BTD.reshape(sentences, rows // sentences * h_BTD.shape[1], h_BTD.shape[2])
         return self.cross.recall(folded_BTD, cross, allow=allow).reshape(h_BTD.shape)

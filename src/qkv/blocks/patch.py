@@ -13,6 +13,8 @@ class PatchEmbedding(nn.Module):
 
     def __init__(self, channels: int, patch: int, width: int):
         super().__init__()
+        if min(channels, patch, width) < 1:
+            raise QkvError(f"channels={channels}, patch={patch}, width={width}: each must be 1 or more")
         self.projection = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
         self.channels, self.patch = channels, patch
 

@@ -41,12 +41,21 @@ class ClassToken(Pool):
     def prepend(self, x_BTD: Tensor, keep_BT: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(B,T,D) -> (B,1+T,D)."""
         _checked(x_BTD, keep_BT)
+        if x_BTD.shape[-1] != len(self.token):
+            raise QkvError(
+                f"x has shape {tuple(x_BTD.shape)}, the class token width {len(self.token)}: give both the same width"
+            )
         token_B1D = self.token.to(x_BTD.dtype).expand(x_BTD.shape[0], 1, -1)
         if keep_BT is not None:
             keep_BT = torch.cat((keep_BT.new_ones(keep_BT.shape[0], 1), keep_BT), dim=1)
         return torch.cat((token_B1D, x_BTD), dim=1), keep_BT
 
     def forward(self, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
+        _checked(x_BTD, keep_BT)
+        if not x_BTD.shape[1]:
+            raise QkvError(
+                f"x has shape {tuple(x_BTD.shape)}: there is no first token, so pass it through `prepend` before the encoder"
+            )
         return x_BTD[:, 0]
 
     @classmethod

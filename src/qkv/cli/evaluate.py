@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.options import Json, Model, Search, by_part, print_json, read_translator, results, say, table
+from qkv.cli.options import (
+    Json,
+    Model,
+    Search,
+    Strict,
+    by_part,
+    print_json,
+    read_translator,
+    results,
+    say,
+    table,
+)
 from qkv.cli.translate import search
 from qkv.errors import QkvError
 
@@ -15,24 +26,42 @@ if TYPE_CHECKING:
     from qkv.data.text import Corpus
     from qkv.tasks.translate import Evaluation, MetricsConfig
 
+# Which data, and how they are read.
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE",
+        help="A TSV or JSONL file, or twice: sources and targets; by default the recipe's validation data.",
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(metavar="SOURCE,TARGET", help="The columns of a TSV file, counted from 1; by default 1,2."),
+]
+Keys = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SOURCE,TARGET",
+        help="The keys of a JSONL file, by default source,target; a dot leads into an object: translation.en.",
+    ),
+]
+
+Tag = Annotated[
+    str | None, typer.Option(metavar="LANG", help="The language of --data, where the model knows several.")
+]
+TagColumn = Annotated[int | None, typer.Option(min=1, help="Or the column of a TSV file that holds it.")]
+TagKey = Annotated[str | None, typer.Option(help="Or the key of a JSONL file that holds it.")]
+
 
 def evaluate(
     run: Model,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="A TSV or JSONL file, or twice: sources and targets; by default the recipe's validation data.",
-        ),
-    ] = None,
-    tag: Annotated[
-        str | None,
-        typer.Option(metavar="LANG", help="The language of --data, where the model knows several."),
-    ] = None,
-    tag_column: Annotated[
-        int | None, typer.Option(min=1, help="Or the column of a TSV file that holds it.")
-    ] = None,
-    tag_key: Annotated[str | None, typer.Option(help="Or the key of a JSONL file that holds it.")] = None,
+    data: Data = None,
+    columns: Columns = None,
+    keys: Keys = None,
+    tag: Tag = None,
+    tag_column: TagColumn = None,
+    tag_key: TagKey = None,
+    strict: Strict = False,
     beam: Annotated[int | None, typer.Option(min=1, help="Width of the beam; 1 is greedy.")] = None,
     tokenize: Annotated[
         str | None,
@@ -61,14 +90,17 @@ def evaluate(
     bundle, translator = read_translator(run)
     parts = by_part(changes, "search", "metrics")
     recipe = from_tree(TranslateConfig, bundle.recipe, str(bundle.path))
-    corpora = chosen(data, tag, tag_column, tag_key, translator.languages) or recipe.data.valid
+    places = {"columns": two("--columns", columns, int, "2,3"), "keys": two("--keys", keys, str, "en,de")}
+    tags = {"tag": tag, "tag_column": tag_column, "tag_key": tag_key}
+    corpora = chosen(data, places, tags, translator.languages) or recipe.data.valid
     if not corpora:
         raise QkvError(f"{run} was trained without validation data: name some with --data")
     asked: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
     metrics = replace(recipe.metrics, **{name: value for name, value in asked.items() if value is not None})
     metrics = override(metrics, parts["metrics"])
     config = search(translator, beam, None, None, parts["search"])
-    rules = replace(recipe.data.rules, duplicates="keep") if data is None else Rules(duplicates="keep")
+    rules = Rules() if data else recipe.data.rules
+    rules = replace(rules, duplicates="keep", strict=strict or rules.strict)
     # Scores are comparable only over all of a set, so what is left out is told.
     found = evaluate(translator, ParallelText(corpora, rules), metrics, config)
     for report in found.reports:
@@ -80,29 +112,48 @@ def evaluate(
     print_json(as_tree(found, metrics, config.beam)) if as_json else print(as_text(found))
 
 
-def chosen(
-    data: list[str] | None,
-    tag: str | None,
-    tag_column: int | None,
-    tag_key: str | None,
-    languages: Sequence[str],
-) -> "tuple[Corpus, ...]":
-    """The corpus of `--data`, in one of the languages that the model knows."""
-    from qkv.data.text import Corpus
+def two(option: str, text: str | None, kind: type, example: str) -> tuple[Any, Any] | None:
+    """Where sources and targets stand, as `--columns` and `--keys` say it."""
+    if text is None:
+        return None
+    try:
+        source, target = (kind(part.strip()) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{option} is {text}; where sources and targets stand is wanted, e.g. {option} {example}"
+        ) from None
+    return source, target
 
+
+def chosen(
+    data: list[str] | None, places: dict[str, Any], tags: dict[str, Any], languages: Sequence[str]
+) -> "tuple[Corpus, ...]":
+    """The corpus of `--data`, read as these options say, in one of the languages that the model knows."""
+    from qkv.data.text import NUMBERS, Corpus
+
+    tagged = {name: value for name, value in tags.items() if value is not None}
+    given = tagged | {name: value for name, value in places.items() if value is not None}
     if not data:
-        if tag or tag_column or tag_key:
-            raise typer.BadParameter("a tag says of which language --data is: name that, too")
+        if given:
+            raise typer.BadParameter(f"{_option(given)} is about --data: name that, too")
         return ()
     if len(data) > 2:
         raise typer.BadParameter(f"--data was given {len(data)} times: once for one file, twice for two")
-    if languages and not (tag or tag_column or tag_key):
+    if tagged and not languages:
+        raise QkvError(f"the model knows one language only: leave {_option(tagged)} out")
+    source, target = [*data, None][:2]
+    assert source is not None
+    corpus = Corpus(source=source, target=target, **given)
+    if languages and not tagged and corpus.kind != NUMBERS:  # numbers come with their languages
         raise QkvError(
             f"the model writes {', '.join(languages)}: say with --tag which of them {data[-1]} has"
         )
-    source, target = [*data, None][:2]
-    assert source is not None
-    return (Corpus(source=source, target=target, tag=tag, tag_column=tag_column, tag_key=tag_key),)
+    return (corpus,)
+
+
+def _option(given: dict[str, Any]) -> str:
+    """The first of these as it was typed."""
+    return "--" + next(iter(given)).replace("_", "-")
 
 
 def as_tree(found: "Evaluation", metrics: "MetricsConfig", beam: int) -> dict[str, Any]:

@@ -22,7 +22,8 @@ def init(
         ),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Size of the model: tiny, small or base; by default as the data allow.")
+        str | None,
+        typer.Option(help="Size of the model: tiny, small, base or big; by default as the data allow."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -31,6 +32,7 @@ def init(
     Without --valid, one sentence in twenty (at most 1,000) is held out: training and validation sentences are written
     into a folder beside the recipe, and your files stay as they are.
     """
+    from qkv.data.lines import STDIN, label
     from qkv.data.survey import split, survey
     from qkv.data.text import Corpus
     from qkv.recipe.starter import plan, starter
@@ -39,6 +41,12 @@ def init(
     for path in (out, *(() if valid else (folder,))):
         if path.exists():
             raise QkvError(f"{path} exists, and is never overwritten: name another recipe with --out")
+    for path in (source, target, *(valid or ())):
+        if path == STDIN or Path(path).is_fifo():
+            raise QkvError(
+                f"{label(path)} can be read only once, and a recipe's files are read again and again: "
+                "save it to a file first, e.g. cat > FILE"
+            )
     corpus = Corpus(source=source, target=target, format="lines")
     found = survey(corpus)
     say(str(found.report))

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ from qkv import __version__
 from qkv.cli.options import say
 from qkv.errors import QkvError
 
-VERBS = ("train", "evaluate", "translate", "info", "init", "schema", "demo")
+VERBS = ("train", "evaluate", "translate", "export", "info", "init", "schema", "demo")
 FAILED, INTERRUPTED, NOBODY_READS = 1, 130, 141  # the last two as a shell counts SIGINT and SIGPIPE
 
 app = typer.Typer(
@@ -70,7 +69,8 @@ def guarded(verb: Callable[..., None]) -> Callable[..., None]:
             sys.stdout.flush()
         except (typer.Exit, typer.BadParameter):
             raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
+            say(f"qkv: {str(interrupt) or 'interrupted'}")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             _drop_output()
@@ -104,5 +104,4 @@ def _drop_output() -> None:
 
 
 for _name in VERBS:
-    if find_spec(f"qkv.cli.{_name}"):
-        app.command(_name)(guarded(getattr(import_module(f"qkv.cli.{_name}"), _name)))
+    app.command(_name)(guarded(getattr(import_module(f"qkv.cli.{_name}"), _name)))

@@ -1,6 +1,5 @@
 """What several verbs share: their options, and where they write."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,12 @@ Search = Annotated[
         "--set", metavar="KEY=VALUE", help="Change the search, e.g. search.alpha=0.6; may be repeated."
     ),
 ]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Stop at the first pair that would be skipped, and name its file and line."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a finished run, or of a model.")]
 
@@ -40,7 +45,9 @@ def say(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout; on a terminal over several lines."""
-    print(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
+    from qkv.recipe.config import json_text
+
+    print(json_text(value, indent=2 if sys.stdout.isatty() else None))
 
 
 @contextmanager

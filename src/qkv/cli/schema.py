@@ -1,6 +1,5 @@
 """`qkv schema`: what a recipe may say, for editors that complete and check TOML."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -14,8 +13,9 @@ def schema(
     For Taplo and VS Code's Even Better TOML: qkv schema > recipe.schema.json, and as the first line of a recipe
     `#:schema recipe.schema.json`.
     """
+    from qkv.recipe.config import json_text
     from qkv.recipe.recipe import editor_schema
     from qkv.tasks.task import kind
 
     found = kind(task)
-    print(json.dumps(editor_schema(found.config, found.presets), indent=2, ensure_ascii=False))
+    print(json_text(editor_schema(found.config, found.presets), indent=2))

@@ -1,6 +1,5 @@
 """How translations are written: plain lines, columns, n-best lists, alignments, or JSON."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,6 +38,8 @@ class Style:
 
     def objects(self, line: "Line") -> Iterator[str]:
         """One JSON object."""
+        from qkv.recipe.config import json_text
+
         found = [
             self._object(line, one, language)
             for best, language in zip(line.best, self.languages, strict=True)
@@ -47,7 +48,7 @@ class Style:
         value: dict[str, Any] = {"line": line.number, "source": line.source, "translations": found}
         if line.flagged:
             value["flagged"] = line.flagged
-        yield json.dumps(value, ensure_ascii=False)
+        yield json_text(value)
 
     def _object(self, line: "Line", one: "Translation", language: str | None) -> dict[str, Any]:
         value: dict[str, Any] = {

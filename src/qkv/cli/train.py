@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qkv.cli.options import Json, Set, print_json
+from qkv.cli.options import Json, Set, Strict, print_json
 
 Recipe = Annotated[
     Path | None,
@@ -24,6 +24,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show model, memory and first batches; write nothing.")
     ] = False,
+    strict: Strict = False,
     as_json: Json = False,
 ) -> None:
     """Train a model; the run can be stopped at any time, and goes on with --resume.
@@ -36,7 +37,8 @@ def train(
     from qkv.train.machine import keep_memory
 
     keep_memory()  # before torch is used, while there is nothing to keep
-    config = read_recipe(recipe, out, changes or [])
+    changes = [*(["data.rules.strict=true"] if strict else []), *(changes or [])]
+    config = read_recipe(recipe, out, changes)
     out = out or Path("runs") / _stem(recipe)
     if dry_run:
         from qkv.train.preview import preview, write
@@ -45,9 +47,14 @@ def train(
         print_json(found) if as_json else print(write(found))
         return
     from qkv.store import bundle
+    from qkv.train.run import Run
     from qkv.train.train import train
 
-    model = train(config, out, resume=resume, began=began)
+    try:
+        model = train(config, out, resume=resume, began=began)
+    except KeyboardInterrupt:  # the second, or the first before the run has begun
+        kept = f": what was saved last is kept, go on with qkv train --resume --out {out}"
+        raise KeyboardInterrupt(f"interrupted{kept if Run(out).exists else ''}") from None
     found = bundle.read(model).results
     if as_json:
         print_json({"run": str(out), "model": str(model), **found})

@@ -7,7 +7,7 @@ numpy promises those, and no others, to stay the same in all its versions.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
@@ -31,7 +31,8 @@ class BatchesConfig:
     budget: int = 4096
     """Positions of a batch on each side, padding included: rows × longest row is never more."""
     longest: int = 256
-    """Tokens of the longest sentence, its end or tag included; pairs with a longer one are left out, and counted."""
+    """Tokens of the longest sentence, its end or tag included; pairs with a longer one are left out, and counted. A
+    finished model has that of the longest that it learnt from, and takes longer lines in pieces."""
     jitter: float = 0.1
     """The part of the pairs that goes among those one token longer: epochs differ more in their batches, and pad more."""
 
@@ -57,17 +58,6 @@ class Batch:
     rows: np.ndarray
     """Which pairs these are, for `Pairs.where`."""
 
-    def to(self, device: torch.device | str) -> "Batch":
-        """The same on another device."""
-        return replace(
-            self,
-            source_BS=self.source_BS.to(device),
-            keep_BS=self.keep_BS.to(device),
-            target_BT=self.target_BT.to(device),
-            label_BT=self.label_BT.to(device),
-            keep_BT=self.keep_BT.to(device),
-        )
-
 
 class Batches:
     """The epochs of a set of pairs: `batches.epoch(3)[17]` is the same batch wherever and whenever it is asked for."""
@@ -83,10 +73,15 @@ class Batches:
         """The pairs left out, by row."""
         if not len(self._rows):
             raise QkvError(
-                f"all {len(pairs)} pairs are longer than longest = {config.longest} tokens: raise longest"
+                f"all {len(pairs)} pairs are longer than batches.longest = {config.longest} tokens: raise it"
             )
         if strict and self.notice:
-            raise QkvError(f"{self.notice}: raise longest, shorten them, or go on without strict")
+            raise QkvError(f"{self.notice}: raise batches.longest, shorten them, or leave strict out")
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sentence that is learnt from, its end or tag included."""
+        return int(np.maximum(self._source, self._target)[self._rows].max())
 
     @property
     def notice(self) -> str | None:

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, cast
 
@@ -26,12 +27,11 @@ class Line(NamedTuple):
 def read_lines(path: str, *, invalid: Literal["error", "replace"] = "error") -> Iterator[str]:
     """Every line of a file (`-` is stdin) in order, blank ones too: what translation reads.
 
-    Bytes that are not UTF-8 are an error that names the line, or replaced by U+FFFD.
+    Bytes that are not UTF-8 are an error that names the line, or replaced by U+FFFD. The first line is read at once, so
+    that a file which cannot be opened is named before anything is written.
     """
-    for line in lines(path, Report(path), errors="replace" if invalid == "replace" else "strict"):
-        if line.fault:
-            raise QkvError(invalid_utf8(path, line.number))
-        yield line.text
+    found = lines(path, Report(path), errors="replace" if invalid == "replace" else "strict")
+    return _texts(path, chain(list(islice(found, 1)), found))
 
 
 def lines(
@@ -59,6 +59,13 @@ def lines(
             yield Line(number, raw.decode("utf-8", errors))
         except UnicodeDecodeError:
             yield Line(number, "", "invalid UTF-8")
+
+
+def _texts(path: str, found: Iterator[Line]) -> Iterator[str]:
+    for line in found:
+        if line.fault:
+            raise QkvError(invalid_utf8(path, line.number))
+        yield line.text
 
 
 def label(path: str) -> str:

@@ -1,5 +1,6 @@
 """Pairs: parallel text as ids, a few flat arrays however many pairs there are."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -31,6 +32,14 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self.sources)
+
+    def digest(self) -> str:
+        """SHA-256 of all ids, lengths and tags."""
+        found = hashlib.sha256()
+        for side in (self.sources, self.targets):
+            found.update(side.flat.tobytes() + side.lengths.tobytes())
+        found.update(self.tags.tobytes())
+        return found.hexdigest()
 
     def where(self, row: int) -> str:
         """The file and line of a pair, for messages."""

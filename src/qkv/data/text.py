@@ -19,6 +19,7 @@ _EMBEDDED = {
     "numbers-valid": (numbers.validation, 5_000),
     "numbers-test": (numbers.held_out, 5_000),
 }
+_COLUMNS, _KEYS = (1, 2), ("source", "target")
 
 
 @config
@@ -34,11 +35,11 @@ class Corpus:
     """How `source` is written; auto goes by its ending, and is lines when there is a target."""
     tag: str | None = None
     """The language of the targets, e.g. de, when one model translates into several."""
-    columns: tuple[int, int] = (1, 2)
+    columns: tuple[int, int] = _COLUMNS
     """TSV: the columns of source and target, counted from 1."""
     tag_column: int | None = None
     """TSV: the column that holds the language of each target."""
-    keys: tuple[str, str] = ("source", "target")
+    keys: tuple[str, str] = _KEYS
     """JSONL: the keys of source and target; a dot leads into an object, e.g. translation.de."""
     tag_key: str | None = None
     """JSONL: the key that holds the language of each target."""
@@ -56,7 +57,8 @@ class Corpus:
         one_file = self.kind != "lines"
         yield (
             not one_file and self.target is None,
-            "there is no target: give the file with the translations, or format tsv or jsonl if one file holds both",
+            "there is no target: give the file with the translations, too, or one file with both that ends in .tsv or "
+            ".jsonl (in a recipe, format says so whatever its name is)",
         )
         yield (
             one_file and self.target is not None,
@@ -66,11 +68,19 @@ class Corpus:
         yield not 0 < self.weight < float("inf"), f"weight is {self.weight}; give a number above 0, e.g. 0.5"
         yield (
             min(*self.columns, 1 if self.tag_column is None else self.tag_column) < 1,
-            "columns are counted from 1: set columns, e.g. [1, 2]",
+            "columns are counted from 1: give two of them, e.g. 1 and 2",
         )
         yield (
             self.limit is not None and self.limit < 1,
             f"limit is {self.limit}; give 1 or more, or none for all",
+        )
+        yield (
+            self.columns != _COLUMNS and self.kind != "tsv",
+            f"columns are for tsv and this is {self.kind}: leave them out",
+        )
+        yield (
+            self.keys != _KEYS and self.kind != "jsonl",
+            f"keys are for jsonl and this is {self.kind}: leave them out",
         )
         yield (
             self.tag_column is not None and self.kind != "tsv",
@@ -195,11 +205,12 @@ def read_pairs(corpus: Corpus, report: Report, rules: Rules = Rules()) -> Iterat
             yield Pair(row.source.text, row.target.text, row.tag, row.source.number)
         elif kind == "invalid UTF-8" and rules.invalid == "error":
             raise QkvError(
-                f'{invalid_utf8(path, row.source.number)}, or skip such lines with invalid = "skip"'
+                f"{invalid_utf8(path, row.source.number)}, or remove such lines "
+                '(a recipe may skip them in training: data.rules.invalid = "skip")'
             )
         elif rules.strict:
             raise QkvError(
-                f"{label(path)} line {row.source.number} is {_STRICT[kind]}, or read without strict to skip it"
+                f"{label(path)} line {row.source.number} is {_STRICT[kind]}, or leave strict out to skip it"
             )
         else:
             report.add(label(path), kind, row.source.number, example)
@@ -207,10 +218,10 @@ def read_pairs(corpus: Corpus, report: Report, rules: Rules = Rules()) -> Iterat
 
 _STRICT = {
     "invalid UTF-8": "not UTF-8: correct it",
-    "over-long": "over-long: shorten it, raise longest",
+    "over-long": "over-long: shorten it (a recipe may raise data.rules.longest)",
     "NUL": "not text, it contains NUL: correct it",
     "empty": "empty on one side: fill it or remove it on both",
-    "duplicate": 'the same pair as an earlier one: remove it, say duplicates = "keep"',
+    "duplicate": 'the same pair as an earlier one: remove it (a recipe may say data.rules.duplicates = "keep")',
 }
 
 
@@ -275,7 +286,7 @@ def _columns(corpus: Corpus, line: Line) -> tuple[str, str, str | None]:
     if len(cells) < wanted:
         raise QkvError(
             f"{label(corpus.source)} line {line.number} has {len(cells)} columns; columns up to {wanted} are wanted: "
-            "separate them with tabs, or set columns"
+            "separate them with tabs, or set columns in the recipe (--columns of qkv evaluate)"
         )
     source, target = (cells[column - 1] for column in corpus.columns)
     return source, target, cells[corpus.tag_column - 1] if corpus.tag_column else corpus.tag
@@ -288,19 +299,16 @@ def _values(corpus: Corpus, line: Line) -> tuple[str, str, str | None]:
     except (ValueError, RecursionError) as error:
         raise QkvError(f"{where} is not JSON ({error}): write one object a line") from None
 
-    def value(key: str) -> str:
+    def value(key: str, setting: str = "keys") -> str:
+        fix = f"set {setting} in the recipe (--{setting.replace('_', '-')} of qkv evaluate)"
         found: Any = row
         for part in key.split("."):
             if not isinstance(found, dict) or part not in found:
                 has = ", ".join(map(str, found)) if isinstance(found, dict) else type(found).__name__
-                raise QkvError(
-                    f"{where} has no {key} (it has {has}): set keys to the two that hold the sentences"
-                )
+                raise QkvError(f"{where} has no {key} (it has {has}): {fix} to what it has")
             found = found[part]
         if not isinstance(found, str):
-            raise QkvError(
-                f"{where} has {found!r:.40} as {key}; text is wanted: set keys, or correct the line"
-            )
+            raise QkvError(f"{where} has {found!r:.40} as {key}; text is wanted: {fix}, or correct the line")
         try:
             found.encode()
         except UnicodeEncodeError:
@@ -309,7 +317,7 @@ def _values(corpus: Corpus, line: Line) -> tuple[str, str, str | None]:
             ) from None
         return found
 
-    tag = value(corpus.tag_key) if corpus.tag_key else corpus.tag
+    tag = value(corpus.tag_key, "tag_key") if corpus.tag_key else corpus.tag
     return value(corpus.keys[0]), value(corpus.keys[1]), tag
 
 

@@ -103,7 +103,7 @@ class Tokens:
                 distinct = list(dict.fromkeys(chunk))  # a sentence with five translations is encoded once
                 encodings = self._tokenizer.encode_batch_fast(distinct, add_special_tokens=False)
             except TypeError:
-                raise QkvError(_no_text(chunk)) from None
+                raise QkvError(no_text(chunk)) from None
             ids = {line: encoding.ids for line, encoding in zip(distinct, encodings, strict=True)}
             parts.append(Ragged.of([ids[line] for line in chunk]))
         return Ragged.join(parts)
@@ -121,6 +121,10 @@ class Tokens:
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """What each id stands for, readable: for looking at, not for decoding."""
         return [self._piece(int(index)) for index in ids]
+
+    def entries(self) -> list[str]:
+        """Every entry of the vocabulary, spelt as in its file: what other engines know tokens by."""
+        return [self._tokenizer.id_to_token(index) or "" for index in range(self.size)]
 
     def words(self, ids: Sequence[int]) -> list[int | None]:
         """The number of the word, counted by spaces, that each id belongs to; None for a space, a special or a tag."""
@@ -307,7 +311,8 @@ def _way(tokenizer: Tokenizer) -> dict[str, Any]:
     return content | {"model": content["model"] | {"vocab": None, "merges": None}}
 
 
-def _no_text(lines: Sequence[object]) -> str:
+def no_text(lines: Sequence[object]) -> str:
+    """The sentence about the first of these that is no text."""
     for line in lines:
         if not isinstance(line, str):
             return f"{line!r:.40} is of type {type(line).__name__}: give lines of text"

@@ -3,10 +3,10 @@
 Axes: B sentences, T target tokens, S source tokens.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from qkv.data.tokens import END, Tokens
 from qkv.decode.align import links, weights_by_path, word_links
 from qkv.decode.config import SearchConfig
 from qkv.decode.paths import Hypothesis
+from qkv.decode.pieces import pieces
 from qkv.decode.search import search
 from qkv.errors import QkvError
 from qkv.models.interface import Generator
@@ -24,7 +25,6 @@ BUDGET = 4096
 """Source positions of a batch, padding included."""
 WINDOW = 2000
 """Lines of a stream that are read before any is translated: enough to sort them by length, little in memory."""
-_SENTENCE_END = re.compile(r"(?<=[.!?…。！？])[\"'”’»)]*\s+")
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,12 @@ class Translation:
 
     text: str
     score: float
-    """What it was chosen by: log probability, divided as the search's config says."""
+    """What it was chosen by: log probability, divided as the search's config says; of several pieces, their mean."""
     finished: bool
     """False: cut at the maximum number of tokens."""
     tokens: list[int]
+    parts: tuple[tuple[str, "Translation"], ...] = ()
+    """Of a line that was too long to be read at once: its pieces, each with its translation."""
 
     @classmethod
     def blank(cls) -> "Translation":
@@ -76,12 +78,21 @@ class Translator:
         return self.target.tags
 
     def translate(
-        self, sentences: Sequence[str], to: str | None = None, *, config: SearchConfig | None = None
+        self,
+        sentences: Sequence[str],
+        to: str | None = None,
+        *,
+        config: SearchConfig | None = None,
+        prefix: str = "",
     ) -> list[str]:
-        """The best translation of each sentence, in order; a blank one stays blank, an over-long one goes in pieces."""
+        """The best translation of each sentence, in order; a blank one stays blank, an over-long one goes in pieces.
+
+        With a prefix, the best of those that begin with it.
+        """
         if isinstance(sentences, str):
             raise QkvError(f"sentences is the text {sentences!r:.40}: give a list of sentences")
-        return [line.best[0][0].text for line in self.stream(sentences, (to,), config=config)]
+        lines = self.stream(sentences, (to,), config=config, prefix=prefix)
+        return [line.best[0][0].text for line in lines]
 
     def translate_into(
         self, sentences: Sequence[str], languages: Sequence[str], *, config: SearchConfig | None = None
@@ -100,8 +111,12 @@ class Translator:
         *,
         config: SearchConfig | None = None,
         window: int = WINDOW,
+        prefix: str = "",
     ) -> Iterator[Line]:
-        """Each line translated, in order, in bounded memory; `window` lines are read ahead."""
+        """Each line translated, in order, in bounded memory; `window` lines are read ahead.
+
+        Every translation begins with the prefix, which the model continues.
+        """
         config = config or self.config
         if not to:
             raise QkvError("to is empty: name at least one language")
@@ -119,11 +134,12 @@ class Translator:
                 before, before + len(sentences)
             )  # samples depend on the place in the stream
             before += len(sentences)
-            found = iter(zip(*self.search(sentences, to, config, numbers), strict=True))
+            first = [place == 0 for some, _ in parts for place in range(len(some))]
+            found = iter(self._searched(sentences, first, to, config, numbers, prefix))
             for line, (some, flagged) in zip(chunk, parts, strict=True):
                 number += 1
-                best = self._joined([next(found) for _ in some], len(to))
-                yield Line(number, line, best, flagged or _cut(best))
+                best = _joined(some, [next(found) for _ in some], len(to))
+                yield Line(number, line, best, flagged or _noted(best, config.n_best))
         if fault:
             raise fault  # once what came before it is translated
 
@@ -134,9 +150,10 @@ class Translator:
         to: Sequence[str | None] = (None,),
         config: SearchConfig | None = None,
         numbers_B: Tensor | None = None,
+        prefix: str = "",
     ) -> list[list[list[Translation]]]:
         """For each language and each sentence (none of them blank) the best translations, encoding once for all."""
-        config = config or self.config
+        config, given = config or self.config, self.target.encode(prefix).tolist() if prefix else []
         rows, found = [], [[] for _ in to]
         for batch in source_batches(self.source.encode_all(sentences), BUDGET):
             state = self.model.encode(batch.source_BS, batch.keep_BS)
@@ -145,12 +162,12 @@ class Translator:
                     self.model,
                     state,
                     batch.keep_BS,
-                    start=torch.full((len(batch.rows),), self.target.tag(tag)),
+                    start=torch.tensor([[self.target.tag(tag), *given]]).expand(len(batch.rows), -1),
                     end=END,
                     config=config,
                     numbers_B=None if numbers_B is None else numbers_B[batch.rows],
                 )
-                outputs.append(self._written(best))
+                outputs.append(self._written(best, given))
             rows.append(batch.rows)
         return [in_input_order(rows, outputs) for outputs in found]
 
@@ -177,63 +194,77 @@ class Translator:
         self, source: str, translation: Translation, to: str | None = None
     ) -> list[tuple[int, int]]:
         """Which source word (counted from 0, by spaces) each target word came from, as (source, target) pairs."""
+        links, sources, targets = [], 0, 0
+        for part, written in translation.parts or [(source, translation)]:
+            links += [(one + sources, other + targets) for one, other in self._links(part, written, to)]
+            sources, targets = sources + len(part.split()), targets + len(written.text.split())
+        return links
+
+    def _links(self, source: str, translation: Translation, to: str | None) -> list[tuple[int, int]]:
+        """Of one piece."""
+        if not translation.tokens:
+            return []
         source_words = self.source.words(self.source.encode(source).tolist())
         target_words = self.target.words(translation.tokens)
         map_TS = self.maps(source, translation, to)[: len(target_words), : len(source_words)]
         return word_links(links(map_TS), source_words, target_words)
 
-    def _written(self, best: list[list[Hypothesis]]) -> list[list[Translation]]:
-        texts = iter(self.target.decode_all(one.tokens for hypotheses in best for one in hypotheses))
+    def _searched(
+        self,
+        sentences: Sequence[str],
+        first: Sequence[bool],
+        to: Sequence[str | None],
+        config: SearchConfig,
+        numbers: Tensor,
+        prefix: str,
+    ) -> list[tuple[list[Translation], ...]]:
+        """For each sentence its translations into each language; the first piece of a line begins with the prefix."""
+        if not prefix:
+            return list(zip(*self.search(sentences, to, config, numbers), strict=True))
+        found: list[Any] = [None] * len(sentences)
+        for is_first, given in ((True, prefix), (False, "")):
+            rows = [row for row, begins in enumerate(first) if begins == is_first]
+            some = self.search([sentences[row] for row in rows], to, config, numbers[rows], given)
+            for row, each in zip(rows, zip(*some, strict=True), strict=True):
+                found[row] = each
+        return found
+
+    def _written(self, best: list[list[Hypothesis]], given: list[int]) -> list[list[Translation]]:
+        written = [[given + one.tokens for one in hypotheses] for hypotheses in best]
+        texts = iter(self.target.decode_all(one for each in written for one in each))
         return [
-            [Translation(next(texts), one.score, one.finished, one.tokens) for one in hypotheses]
-            for hypotheses in best
+            [
+                Translation(next(texts), one.score, one.finished, tokens)
+                for one, tokens in zip(hypotheses, each, strict=True)
+            ]
+            for hypotheses, each in zip(best, written, strict=True)
         ]
 
     def _parts(self, line: str) -> tuple[list[str], str | None]:
         """The sentences to translate one by one: none if it is blank, several if it is over-long."""
-        if not line.strip():
-            return [], None
-        # No token is shorter than a byte, but a word may get a space, and a small letter have more bytes than its capital.
-        if 2 * len(line.encode()) < self.longest:
-            return [line], None
-        if len(self.source.encode(line)) < self.longest:
-            return [line], None
-        parts = [""]
-        for sentence in _sentences(line):
-            together = f"{parts[-1]} {sentence}".strip()
-            if len(self.source.encode(together)) < self.longest:
-                parts[-1] = together
-            else:
-                parts = [part for part in parts if part] + [sentence]
-        longest = max(len(self.source.encode(part)) + 1 for part in parts)
-        if longest <= self.longest:
-            return parts, None
-        return parts, (
-            f"has {longest:,} tokens without a sentence end, the model learnt from up to {self.longest}: "
-            "check its translation, or split it"
-        )
+        return pieces(line, self.source, self.longest)
 
-    def _joined(self, parts: list[tuple[list[Translation], ...]], languages: int) -> list[list[Translation]]:
-        """The translations of a line from those of its parts; of several parts, only the best."""
-        if not parts:
-            return [[Translation.blank()] for _ in range(languages)]
-        if len(parts) == 1:
-            return list(parts[0])
-        joined = []
-        for language in range(languages):
-            best = [part[language][0] for part in parts]
-            joined.append(
-                [
-                    replace(
-                        best[0],
-                        text=" ".join(one.text for one in best),
-                        score=sum(one.score for one in best),
-                        finished=all(one.finished for one in best),
-                        tokens=[token for one in best for token in one.tokens],
-                    )
-                ]
-            )
-        return joined
+
+def _joined(
+    parts: Sequence[str], found: list[tuple[list[Translation], ...]], languages: int
+) -> list[list[Translation]]:
+    """The translations of a line from those of its parts; of several parts, only the best."""
+    if not found:
+        return [[Translation.blank()] for _ in range(languages)]
+    if len(found) == 1:
+        return list(found[0])
+    joined = []
+    for language in range(languages):
+        best = [each[language][0] for each in found]
+        whole = Translation(
+            text=" ".join(one.text for one in best),
+            score=sum(one.score for one in best) / len(best),
+            finished=all(one.finished for one in best),
+            tokens=[token for one in best for token in one.tokens],
+            parts=tuple(zip(parts, best, strict=True)),
+        )
+        joined.append([whole])
+    return joined
 
 
 def _read_ahead(lines: Iterator[str], count: int) -> tuple[list[str], QkvError | None]:
@@ -247,14 +278,10 @@ def _read_ahead(lines: Iterator[str], count: int) -> tuple[list[str], QkvError |
     return chunk, None
 
 
-def _sentences(line: str) -> list[str]:
-    """The sentences of a line, by what ends them; a space at its end begins no other one."""
-    line = line.strip()
-    ends = [match.end() for match in _SENTENCE_END.finditer(line)]
-    return [line[start:stop].strip() for start, stop in zip([0, *ends], [*ends, len(line)], strict=True)]
-
-
-def _cut(best: list[list[Translation]]) -> str | None:
-    if all(translations[0].finished for translations in best):
-        return None
-    return "was cut at the maximum number of tokens: raise search.maximum or maximum_ratio"
+def _noted(best: list[list[Translation]], wanted: int) -> str | None:
+    """What a user should know of a line's translations."""
+    if not all(translations[0].finished for translations in best):
+        return "was cut at the maximum number of tokens: raise search.maximum or maximum_ratio"
+    if wanted > 1 and best[0][0].parts:
+        return "was translated sentence by sentence, so it has one translation only"
+    return None

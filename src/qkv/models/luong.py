@@ -4,6 +4,7 @@ Axes: B sentences, R rows (B · width, those of a sentence side by side), S sour
 E width of a token's vector, D width of a state, N layers, H heads (always 1), L vocabulary.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -52,6 +53,8 @@ class LuongConfig:
     """Where a word looks: everywhere, around its own position, around a predicted one, or nowhere (plain seq2seq)."""
     score: str = "general"
     """How states are compared with the source: dot, general, concat, location, gaussian, cosine."""
+    beta: float = 1.0
+    """Scale of the scores: 0 gives each step the plain average of the source, inf the best match alone."""
     window: PositiveInt = 10
     """Source tokens that local attention sees on either side of its centre."""
     input_feeding: bool = False
@@ -80,6 +83,14 @@ class LuongConfig:
             raise QkvError(
                 f"tied is 'all', but source and target have {self.source_vocabulary} and {self.target_vocabulary} tokens: "
                 "use one joint vocabulary, or tied='target'"
+            )
+        if not self.beta > -math.inf:  # NaN compares as False
+            raise QkvError(
+                f"beta is {self.beta}; a number is wanted: 0 for the plain average, 1 as in the paper, inf for hard attention"
+            )
+        if self.beta == math.inf and self.attention == "local-p":
+            raise QkvError(
+                "beta is inf with attention local-p, which weighs around its centre: choose global or local-m"
             )
         if self.input_feeding and not self.looks:
             raise QkvError(
@@ -176,8 +187,8 @@ class SourceAttention(nn.Module):
         super().__init__()
         self.kind, self.window = config.attention, config.window
         score = SCORES[config.score].sized(width=config.width, heads=1, length=config.length)
-        # The scores of the paper are not divided by sqrt(D).
-        self.attend = (PeakedAttend if self.kind == "local-p" else Attend)(score=score, beta=1.0)
+        # The scores of the paper are not divided by sqrt(D), so that β is 1.
+        self.attend = (PeakedAttend if self.kind == "local-p" else Attend)(score=score, beta=config.beta)
         if self.kind == "local-p":
             self.place = nn.Sequential(
                 nn.Linear(config.width, config.width, bias=False),

@@ -31,10 +31,12 @@ _NUMBERS = ("inf", "-inf", "nan")  # what Python's `str` makes of them, and `flo
 
 def to_json(config: Any) -> str:
     """Strict JSON, indented: None is null, infinity the string "inf"."""
-    tree = _change(to_tree(config), _spell_infinite)
-    return _faithful(
-        config, json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False) + "\n", from_json
-    )
+    return _faithful(config, json_text(to_tree(config), indent=2) + "\n", from_json)
+
+
+def json_text(tree: Any, indent: int | None = None) -> str:
+    """Plain values as strict JSON; infinity, for which it has no number, is the text "inf"."""
+    return json.dumps(_change(tree, _spell_infinite), ensure_ascii=False, indent=indent, allow_nan=False)
 
 
 def from_json(cls: type[Built], text: str, source: str = "") -> Built:
@@ -136,7 +138,7 @@ def _read(tree: Any, options: tuple[Any, ...]) -> Any:
 def _change(tree: Any, leaf: Callable[[Any], Any]) -> Any:
     if isinstance(tree, dict):
         return {key: _change(value, leaf) for key, value in tree.items()}
-    if isinstance(tree, list):
+    if isinstance(tree, (list, tuple)):
         return [_change(value, leaf) for value in tree]
     return leaf(tree)
 

@@ -1,5 +1,6 @@
 """The recipe to begin with on a corpus of some size: sizes and times that are reasonable, and what to change first."""
 
+import math
 from dataclasses import dataclass
 
 import tomli_w
@@ -22,7 +23,12 @@ class Plan:
 
 
 # For each preset: the fewest pairs that it is worth its time for, updates that it takes, and dropout.
-_PRESETS = {"tiny": (0, 5_000, 0.3), "small": (150_000, 30_000, 0.2), "base": (2_000_000, 100_000, 0.1)}
+_PRESETS = {
+    "tiny": (0, 5_000, 0.3),
+    "small": (150_000, 30_000, 0.2),
+    "base": (2_000_000, 100_000, 0.1),
+    "big": (math.inf, 300_000, 0.3),  # only when it is asked for
+}
 _VOCABULARIES = ((5_000, 1_000), (15_000, 4_000), (150_000, 8_000), (2_000_000, 16_000))
 
 

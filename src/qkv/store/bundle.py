@@ -104,7 +104,8 @@ def save(
 def read(path: Path) -> Bundle:
     """Read a model directory after proving each file that is used; the card may be edited, and files added."""
     _expect_bundle(path)
-    verify(path, [FACTS])
+    fix = _fix(path)
+    verify(path, [FACTS], fix=fix)
     facts = read_facts(path / FACTS)
     if facts["format"] > FORMAT:
         raise QkvError(
@@ -112,7 +113,7 @@ def read(path: Path) -> Bundle:
             f"{__version__} knows {FORMAT}: pip install --upgrade qkv"
         )
     tokenizers = {name: path / name for name in facts["tokenizers"]}
-    verify(path, [WEIGHTS, *tokenizers])
+    verify(path, [WEIGHTS, *tokenizers], fix=fix)
     return Bundle(
         path=path,
         task=facts["task"],
@@ -122,6 +123,14 @@ def read(path: Path) -> Bundle:
         tokenizers=tokenizers,
         results=facts.get("results", {}),  # models of the first days have none
     )
+
+
+def _fix(path: Path) -> str:
+    """What to do about a damaged model: the run that wrote it can write it again."""
+    run = path.parent
+    if (run / "checkpoints").is_dir():
+        return f"move it away, and write it again from the last checkpoint: qkv train --resume --out {run}"
+    return "restore it from a copy, or train it again"
 
 
 def _expect_bundle(path: Path) -> None:

@@ -4,7 +4,7 @@
 optimiser, …), and `checkpoint.json` with the facts that are no tensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def load(path: Path) -> Checkpoint:
     """Read one checkpoint after proving each of its files; a damaged one is refused, and the damage named."""
     if not path.is_dir():
         raise QkvError(f"{path} is no checkpoint: give a directory such as {_FOLDER}/00001234 of a run")
-    verify(path)
+    prove(path)
     content = read_facts(path / FACTS)
     if content["format"] > FORMAT:
         raise QkvError(
@@ -71,6 +71,12 @@ def load(path: Path) -> Checkpoint:
         )
     tensors = {group: read_tensors(path / f"{group}.safetensors") for group in content["groups"]}
     return Checkpoint(step=content["step"], tensors=tensors, facts=content["facts"])
+
+
+def prove(path: Path, names: Iterable[str] | None = None) -> None:
+    """Raise one sentence if these files of a checkpoint are damaged, or any of its files."""
+    go_on = f"qkv train --resume --out {path.parent.parent}"
+    verify(path, names, fix=f"restore it from a copy, or go on from the checkpoint before it: {go_on}")
 
 
 def newest(run: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -86,14 +92,13 @@ def newest(run: Path) -> tuple[Checkpoint | None, list[str]]:
         try:
             checkpoint = load(path)
         except Damaged as error:
-            damaged[path] = str(error)
+            damaged[path] = error.what
             continue
-        return checkpoint, [
-            f"{error}; set aside as {_set_aside(path).name}" for path, error in damaged.items()
-        ]
+        return checkpoint, [f"{what}; set aside as {_set_aside(path).name}" for path, what in damaged.items()]
     if damaged:
         raise QkvError(
-            f"{run} has no checkpoint that training could go on from: {'; '.join(damaged.values())}"
+            f"{run} has no checkpoint that training could go on from: {'; '.join(damaged.values())}: restore one from "
+            "a copy, or begin another run with another --out"
         )
     return None, []
 

@@ -23,7 +23,11 @@ MANIFEST = "MANIFEST.json"
 
 
 class Damaged(QkvError):
-    """Some files are not what was written."""
+    """Some files are not what was written; `what` names them, without what to do about it."""
+
+    def __init__(self, what: str, fix: str):
+        super().__init__(f"{what}; {fix}")
+        self.what = what
 
 
 _UNFINISHED = re.compile(r"\.qkv-.*\.[0-9a-f]{16}\.unfinished")
@@ -59,11 +63,11 @@ def write_directory(path: Path) -> Iterator[Path]:
         lock.close()
 
 
-def verify(path: Path, names: Iterable[str] | None = None) -> None:
+def verify(path: Path, names: Iterable[str] | None = None, *, fix: str = "restore it from a copy") -> None:
     """Raise one sentence that names whatever is wrong with these files of a directory, or with any of its files."""
     faults = _faults(path, None if names is None else set(names))
     if faults:
-        raise Damaged(f"{path} is damaged: {', '.join(faults)}; restore it from a copy, or write it anew")
+        raise Damaged(f"{path} is damaged: {', '.join(faults)}", fix)
 
 
 def remove(path: Path) -> None:

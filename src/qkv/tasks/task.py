@@ -79,8 +79,12 @@ class Task(ABC, Generic[Batch]):
         """Score the model, in evaluation mode, on held-out data; None if there is none."""
 
     @abstractmethod
-    def describe(self, batch: Batch) -> str:
-        """The first examples of a batch, for a message about it."""
+    def describe(self, batch: Batch, rows: Sequence[int] = ()) -> str:
+        """The first examples of a batch, or the first of these rows of it, for a message about them."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """A hash of all that is learnt from, as the model gets it."""
 
     def look(self, batch: Batch) -> Sequence[str]:
         """A batch for a user to look at before training: its shape, and its first examples as the model gets them."""

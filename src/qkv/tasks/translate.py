@@ -88,6 +88,26 @@ class TranslateConfig:
     train: TrainConfig = TrainConfig()
     """How to train."""
 
+    def __post_init__(self) -> None:
+        if self.model.tied == "all" and not self.tokens.joint:
+            raise QkvError(
+                "tokens.joint is false and model.tied 'all', so that two vocabularies would share one table: "
+                "set model.tied=target, or tokens.joint=true"
+            )
+        for name, most in self._places_needed().items():
+            if most > self.model.length:
+                raise QkvError(
+                    f"{name} is {most}, but this model can tell {self.model.length} places apart: "
+                    f"set model.length={most}, or lower {name}"
+                )
+
+    def _places_needed(self) -> dict[str, int]:
+        """What a model needs a place for in each sentence, where it has a vector or a score for each place."""
+        read = {"batches.longest": self.batches.longest}
+        if isinstance(self.model, TransformerConfig):
+            return read | {"search.maximum": self.search.maximum} if self.model.positions == "learned" else {}
+        return read if self.model.attention != "none" and self.model.score == "location" else {}
+
 
 @dataclass(frozen=True)
 class Vocabularies:
@@ -146,6 +166,8 @@ class Translation(Task[Batch]):
         self.config = config = replace(config, model=replace(config.model, **sizes))
         pairs = encode_pairs(text, source, target)
         self.batches = Batches(pairs, config.batches, seed=config.train.seed, strict=config.data.rules.strict)
+        # What is longer than all that a model learnt from, it would shorten: it is told to split such lines.
+        self.config = config = replace(config, batches=replace(config.batches, longest=self.batches.longest))
         self.valid: list[Pair] = []
         if config.data.valid:  # with its duplicates: scores are comparable only over all of a set
             valid = ParallelText(config.data.valid, replace(config.data.rules, duplicates="keep"))
@@ -157,6 +179,10 @@ class Translation(Task[Batch]):
         self._model = build(config.model)
         if start:
             self._model.load_state_dict(start.tensors)
+        if self.valid:  # what the search cannot do shall not show after an epoch
+            translator = self._translator()
+            quick = replace(translator.config, maximum=translator.config.minimum + 1)
+            translator.search([self.valid[0].source], (self.valid[0].tag,), quick)
 
     @property
     def model(self) -> Generator:
@@ -177,24 +203,23 @@ class Translation(Task[Batch]):
     def validate(self) -> Scores | None:
         if not self.valid:
             return None
-        c = self.config
-        translator = Translator(
-            self.model,
-            self.vocabularies.source,
-            self.vocabularies.target,
-            replace(
-                c.search,
-                beam=c.metrics.beam,
-                n_best=1,
-                coverage=c.search.coverage if c.metrics.beam > 1 else 0.0,
-            ),
-            c.batches.longest,
-        )
-        scores = score(translator, self.valid, c.metrics)
+        scores = score(self._translator(), self.valid, self.config.metrics)
         return replace(scores, values={"loss": self.valid_loss(), **scores.values})
 
-    def describe(self, batch: Batch) -> str:
-        return ", ".join(self.batches.pairs.where(int(row)) for row in batch.rows[:3])
+    def _translator(self) -> Translator:
+        """As validations search."""
+        c, beam = self.config, self.config.metrics.beam
+        search = replace(c.search, beam=beam, n_best=1, coverage=c.search.coverage if beam > 1 else 0.0)
+        return Translator(
+            self.model, self.vocabularies.source, self.vocabularies.target, search, c.batches.longest
+        )
+
+    def describe(self, batch: Batch, rows: Sequence[int] = ()) -> str:
+        chosen = [batch.rows[row] for row in rows] or batch.rows
+        return ", ".join(self.batches.pairs.where(int(row)) for row in chosen[:3])
+
+    def digest(self) -> str:
+        return self.batches.pairs.digest()
 
     def look(self, batch: Batch) -> Sequence[str]:
         (rows, source), (_, target) = batch.source_BS.shape, batch.target_BT.shape
@@ -329,7 +354,10 @@ def compare(found: Sequence[str], references: Sequence[str], metrics: MetricsCon
 def bleu_of(metrics: MetricsConfig) -> sacrebleu.BLEU:
     """sacreBLEU's BLEU; a tokenizer that it lacks, or cannot fetch, is said here and not after an epoch."""
     try:
-        bleu = sacrebleu.BLEU(tokenize=metrics.tokenize, lowercase=metrics.lowercase)
+        # With tokenize none the text is known to have its tokens: no warning that it has.
+        bleu = sacrebleu.BLEU(
+            tokenize=metrics.tokenize, lowercase=metrics.lowercase, force=metrics.tokenize == "none"
+        )
         bleu.corpus_score([""], [[""]])
     except (RuntimeError, OSError) as error:
         raise QkvError(

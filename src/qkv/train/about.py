@@ -51,6 +51,7 @@ def _of_unfinished(run: Run) -> dict[str, Any]:
     facts: dict[str, Any] = {"task": recipe.get("task"), "recipe": recipe, "results": {}}
     if found := checkpoint.peek(run.path):
         path, progress = found
+        checkpoint.prove(path, ["model.safetensors"])
         facts["parameters"] = count_numbers(path / "model.safetensors")
         facts["results"] = {
             "steps": progress["step"],

@@ -24,8 +24,8 @@ def describe_fault(
     if math.isfinite(loss) and math.isfinite(norm):
         return None
     if not math.isfinite(loss):
-        found, group = _first_bad_output(task, group, random, precision)
-        return f"the loss is {loss}, {found} (examples: {_examples(task, group)})"
+        found, examples = _first_bad_output(task, group, random, precision)
+        return f"the loss is {loss}, {found} (examples: {examples})"
     examples = _examples(task, group)
     gradients = [
         (name, weight.grad) for name, weight in task.model.named_parameters() if weight.grad is not None
@@ -49,11 +49,11 @@ def _examples(task: Task[Any], group: Sequence[Any]) -> str:
 
 def _first_bad_output(
     task: Task[Any], group: Sequence[Any], random: Tensor, precision: Precision
-) -> tuple[str, Sequence[Any]]:
-    """Where a bad loss comes from, and the batches that have it."""
+) -> tuple[str, str]:
+    """Where a bad loss comes from, and the examples that have it."""
     bad_weights = [name for name, weight in task.model.named_parameters() if not weight.isfinite().all()]
     if bad_weights:
-        return f"because the weight {bad_weights[0]} is not finite", group
+        return f"because the weight {bad_weights[0]} is not finite", _examples(task, group)
     torch.set_rng_state(random)
     # A compiled model would run as it was compiled, without the observers.
     with (
@@ -65,24 +65,28 @@ def _first_bad_output(
         for batch in group:
             loss = task.loss(batch)
             if found:
-                return f"first in the output of {found[0]}", [batch]
+                path, rows = found[0]
+                examples = task.describe(batch, rows) if rows else _examples(task, [batch])
+                return f"first in the output of {path}", examples
             if not loss.isfinite():
-                return "though the output of every module is finite", [batch]
-    return "though the output of every module is finite", group
+                group = [batch]
+                break
+    return "though the output of every module is finite", _examples(task, group)
 
 
 @contextmanager
-def _first_of(model: nn.Module) -> Iterator[list[str]]:
-    """The paths of modules whose output is not finite, in the order in which they ran."""
-    found: list[str] = []
+def _first_of(model: nn.Module) -> Iterator[list[tuple[str, list[int]]]]:
+    """The paths of modules whose output is not finite, in the order in which they ran, and the rows where it is not."""
+    found: list[tuple[str, list[int]]] = []
 
     def observer(path: str) -> Any:
         def observe(module: nn.Module, inputs: Any, output: Any) -> None:
-            tensors = output if isinstance(output, (tuple, list)) else [output]
-            if any(
-                isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all() for x in tensors
-            ):
-                found.append(path or "the model")
+            for x in output if isinstance(output, (tuple, list)) else [output]:
+                if isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all():
+                    # Batches come first in every module but the packed sequences of a recurrent one.
+                    rows = [] if x.dim() < 3 else (~x.isfinite()).flatten(1).any(1).nonzero()[:, 0].tolist()
+                    found.append((path or "the model", rows))
+                    return
 
         return observe
 

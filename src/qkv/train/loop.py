@@ -46,7 +46,7 @@ class Loop:
         if c.compile:
             model.compile(dynamic=True)
         self.stopping = 0
-        """Set to the number of a signal to stop after the present update."""
+        """The number of the signal that asked to stop, if any did."""
         now = time.perf_counter() if began is None else began
         self._offset = self.state.progress.seconds - now
         self._saved_at = time.perf_counter()
@@ -77,6 +77,13 @@ class Loop:
                 raise self._interrupted()
         self._use_best()
         return progress
+
+    def stop(self, signal: int) -> None:
+        """Stop after the present update or validation."""
+        self.stopping = signal
+        self.display.say(
+            "stopping once the present update or validation is done, and saved; once more: at once"
+        )
 
     def close(self) -> None:
         """Write out what is still on its way to TensorBoard."""

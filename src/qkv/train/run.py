@@ -2,11 +2,13 @@
 
 run/recipe.toml     the recipe, resolved
 run/data.json       size and SHA-256 of each data file
+run/begun.json      what was learnt from, as the model gets it, and with which versions and threads
 run/log.jsonl       losses and scores
 run/checkpoints/    where training can go on
 run/model/          the finished model, a bundle
 """
 
+import fcntl
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -14,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from qkv.errors import QkvError
 from qkv.recipe.config import differences, from_toml, to_toml
@@ -39,6 +43,10 @@ class Run:
         return self.path / "data.json"
 
     @property
+    def begun(self) -> Path:
+        return self.path / "begun.json"
+
+    @property
     def log(self) -> Path:
         return self.path / "log.jsonl"
 
@@ -57,17 +65,23 @@ class Run:
             raise QkvError(
                 f"{self.path} is a run already: go on with --resume, or choose another directory with --out"
             )
-        begun = {self.data, self._unfinished}
+        begun = {self.data, self.begun, self._unfinished}
         if self.path.exists() and (not self.path.is_dir() or set(self.path.iterdir()) - begun):
             raise QkvError(f"{self.path} exists and is no run: choose another directory with --out")
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
 
-    def begin(self, config: Any, data: dict[str, Any]) -> None:
-        """Write down what the run is made of; `data` is what `fingerprints` gave before the data were read."""
+    def begin(self, config: Any, data: dict[str, Any], digest: str) -> None:
+        """Write down what the run is made of.
+
+        `data` is what `fingerprints` gave before the data were read, `digest` the task's hash of what was read.
+        """
         recipe = to_toml(config)
         with self._writing():
             self.data.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+            self.begun.write_text(
+                json.dumps({"digest": digest, **_circumstances()}, indent=2) + "\n", "utf-8"
+            )
             self._unfinished.write_text(recipe, "utf-8")
             self._unfinished.rename(self.recipe)  # last: with it the run exists
 
@@ -96,6 +110,35 @@ class Run:
             )
         return checkpoint.newest(self.path)
 
+    def expect_same(self, digest: str) -> list[str]:
+        """Raise if other examples were read than when the run was begun; notices about what else is not the same."""
+        if not self.begun.exists():  # runs of the first days
+            return []
+        before, now = json.loads(self.begun.read_text("utf-8")), {"digest": digest, **_circumstances()}
+        if before["digest"] != now["digest"]:
+            raise QkvError(
+                f"what is read for {self.path} is not what it was begun with, though its files are the same: "
+                "give stdin again what it was given, or go back to the versions in its begun.json"
+            )
+        other = [
+            f"{name} was {before[name]} and is {now[name]}" for name in now if before.get(name) != now[name]
+        ]
+        return [f"going on, but not bit for bit: {', '.join(other)}"] if other else []
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the run for this process; another that trains it is named. The hold ends with the process."""
+        with self.data.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise QkvError(
+                    f"another process is training {self.path}: wait for it, or stop it first"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+            yield
+
     def board(self, step: int) -> Any:
         """A TensorBoard writer, going on after a step; what an interrupted sitting wrote of later ones is hidden."""
         return tensorboard()(self.path / "tensorboard", purge_step=step + 1)
@@ -110,6 +153,11 @@ class Run:
             yield
         except OSError as error:
             raise QkvError(f"{self.path} cannot be written: {error.strerror}: choose another --out") from None
+
+
+def _circumstances() -> dict[str, Any]:
+    """What decides the last bits of a sum."""
+    return {"torch": torch.__version__, "threads": torch.get_num_threads()}
 
 
 def tensorboard() -> Any:

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,27 +42,38 @@ def train(
         raise QkvError(
             f"{run.path} is no run, so there is nothing to resume: leave --resume out to begin one"
         )
-    if resume:
-        found, notices = run.go_on(config, files)
-        for notice in notices:
+    with ExitStack() as held:
+        if resume:
+            held.enter_context(run.alone())
+            found, notices = run.go_on(config, files)
+            for notice in notices:
+                display.say(notice)
+            if run.model.exists():
+                display.say(f"{run.path} is finished; its model is {run.model}")
+                return run.model
+        else:
+            run.expect_new()
+        if config.train.tensorboard:
+            tensorboard()  # if it is missing, say so now
+        data = None if resume else fingerprints(files)
+        task = kind.build(config, None)
+        if data is not None:
+            # Only now: with faulty data there is no run yet that could not be begun anew.
+            run.begin(config, data, task.digest())
+            held.enter_context(run.alone())
+        changed = run.expect_same(task.digest()) if resume else []
+        for notice in (*task.notices, *changed, summary(task)):
             display.say(notice)
-        if run.model.exists():
-            display.say(f"{run.path} is finished; its model is {run.model}")
-            return run.model
-    else:
-        run.expect_new()
-    if config.train.tensorboard:
-        tensorboard()  # if it is missing, say so now
-    data = None if resume else fingerprints(files)
-    task = kind.build(config, None)
-    if data is not None:
-        run.begin(config, data)  # only now: with faulty data there is no run yet that could not be begun anew
-    for notice in task.notices:
-        display.say(notice)
-    display.say(summary(task))
+        return _trained(task, run, display, found, began)
+
+
+def _trained(
+    task: Task[Any], run: Run, display: Display, found: checkpoint.Checkpoint | None, began: float
+) -> Path:
+    """Train to the end and write the model."""
     with display, _signals() as stop_at:
         loop = Loop(task, run, display, found, began)
-        stop_at(lambda number: setattr(loop, "stopping", number))
+        stop_at(loop.stop)
         with closing(loop):
             progress = loop.run()
     cost = Cost.of(task, progress)

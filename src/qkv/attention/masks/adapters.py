@@ -13,7 +13,7 @@ Axes: B batch, H heads, T query length, S key length.
 import torch
 from torch import Tensor
 
-from qkv.attention.masks.values import Mask, as_mask, padding
+from qkv.attention.masks.values import Mask, as_mask, expect_tensor, padding
 from qkv.errors import QkvError
 
 Shape = tuple[int, int, int, int]
@@ -21,6 +21,7 @@ Shape = tuple[int, int, int, int]
 
 def from_sdpa(attn_mask: Tensor) -> Mask:
     """The `attn_mask` of `F.scaled_dot_product_attention`."""
+    expect_tensor("from_sdpa", attn_mask)
     return as_mask(_allowed(attn_mask) if attn_mask.is_floating_point() else attn_mask)
 
 
@@ -34,7 +35,10 @@ def from_torch_mha(
 ) -> Mask:
     """The masks of `nn.MultiheadAttention`: True = may not attend; (B·heads, T, S) is unpacked with `heads`."""
     parts: list[Mask] = []
+    if heads < 1:
+        raise QkvError(f"heads is {heads}; the module's number of heads, 1 or more, is wanted")
     if attn_mask is not None:
+        expect_tensor("attn_mask", attn_mask)
         allow = _allowed(attn_mask) if attn_mask.is_floating_point() else ~attn_mask.bool()
         if allow.dim() == 3:
             if allow.shape[0] % heads:
@@ -46,6 +50,7 @@ def from_torch_mha(
         parts.append(as_mask(allow))
     if key_padding_mask is not None:
         pad = key_padding_mask
+        expect_tensor("key_padding_mask", pad)
         parts.append(padding(_allowed(pad) if pad.is_floating_point() else ~pad.bool()))
     if not parts:
         raise QkvError(
@@ -77,6 +82,7 @@ def from_hf(attention_mask: Tensor) -> Mask:
 
     (B, T, S) is taken for (B, 1, T, S), as the library did before version 5.
     """
+    expect_tensor("from_hf", attention_mask)
     adds = attention_mask.is_floating_point() and attention_mask.dim() > 2
     if not adds and not ((attention_mask == 0) | (attention_mask == 1)).all():
         shape = tuple(attention_mask.shape)
@@ -106,6 +112,7 @@ def to_hf(allow: Mask | Tensor, shape: Shape, dtype: torch.dtype = torch.float32
 
 def from_keras(attention_mask: Tensor) -> Mask:
     """A Keras `attention_mask` (B, T, S), True = may attend, or a padding mask (B, S)."""
+    expect_tensor("from_keras", attention_mask)
     if not ((attention_mask == 0) | (attention_mask == 1)).all():
         raise QkvError(
             f"attention_mask of shape {tuple(attention_mask.shape)} has other values than 0 and 1; "
@@ -134,6 +141,7 @@ def split_additive(mask: Tensor) -> tuple[Mask, Tensor | None]:
 
     -inf and the lowest finite numbers, which libraries use in its place, forbid.
     """
+    expect_tensor("split_additive", mask)
     if not mask.is_floating_point():
         raise QkvError(
             f"split_additive got {mask.dtype}; a float mask that is added to scores is wanted: a boolean one is allow already"

@@ -26,6 +26,8 @@ class _Trial(NamedTuple):
     changed_BT: Tensor
     protected_BT: Tensor
     what: str
+    pooled: bool
+    """Whether an answer to the whole sentence must not notice it either."""
 
 
 def check_leaks(
@@ -37,7 +39,7 @@ def check_leaks(
     everything after some position changed (`causal`), and with the padding changed (`keep_BT`, True =
     real token; a model that tells padding by its ids will see words there, and rightly be named). A module
     counts if its output, or the first of several, has the axes (B, T, …) or (B, …, T, width) of the input;
-    a `Score` does not, for masks act on what it returns.
+    a `Score` does not, for masks act on what it returns. One answer for each sentence (B, …) counts for padding.
     """
     if x.dim() < 2 or not x.shape[0]:
         raise QkvError(
@@ -72,6 +74,7 @@ def _futures(x: Tensor) -> Iterator[_Trial]:
             position > t,
             position <= t,
             f"the future: its output moved when only positions {t + 1} to {T - 1} changed",
+            pooled=False,
         )
 
 
@@ -82,7 +85,9 @@ def _paddings(x: Tensor, keep_BT: Tensor) -> Iterator[_Trial]:
         )
     if bool(keep_BT.all()):
         return
-    yield _Trial(~keep_BT, keep_BT, "padding: its output moved when only padded positions changed")
+    yield _Trial(
+        ~keep_BT, keep_BT, "padding: its output moved when only padded positions changed", pooled=True
+    )
 
 
 def _perturb(x: Tensor, changed_BT: Tensor) -> Tensor:
@@ -143,10 +148,33 @@ def _compare(before: list[tuple[str, Tensor]], after: list[tuple[str, Tensor]], 
                 f"position {position} of '{name or 'the model'}' (sentence {row}) sees {trial.what} "
                 f"(by {float(moves[0][row, position]):.2g} of its size): check the mask it gets"
             )
+    whole = (before[-1], after[-1]) if before and before[-1][0] == "" else None
+    if whole and not _by_position(whole[0][1], size):
+        compared += _compare_whole(whole[0][1], whole[1][1], trial)
     if not compared:
         raise QkvError(
             f"no module's output has axes (batch, length) = {tuple(size)} like the input: there is nothing to compare"
         )
+
+
+def _compare_whole(one: Tensor, two: Tensor, trial: _Trial) -> int:
+    """The model's own output, where it has no axis of positions: one answer for each sentence."""
+    (B, T), shape = trial.protected_BT.shape, tuple(one.shape)
+    if shape[:2] == (T, B):
+        raise QkvError(
+            f"the model's output has shape {shape}, positions first; (batch, length, …) = ({B}, {T}, …) is wanted: "
+            "check it with batch_first=True, or behind a transposition"
+        )
+    if not trial.pooled or not shape or shape[0] != B:
+        return 0
+    moved_B = _moved(one.reshape(B, -1).float(), two.reshape(B, -1).float())
+    if bool((moved_B > TOLERANCE).any()):
+        row = int(moved_B.argmax())
+        raise QkvError(
+            f"the model's answer to sentence {row} sees {trial.what} (by {float(moved_B[row]):.2g} of its size): "
+            "leave padding out where it pools"
+        )
+    return 1
 
 
 def _moved(one_BTX: Tensor, two_BTX: Tensor) -> Tensor:

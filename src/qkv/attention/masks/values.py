@@ -267,14 +267,16 @@ def window(distance: int, offset: int | None = None) -> Mask:
     """Keys at most `distance` positions away, on either side; `causal() & window(k)` for the past alone.
     `offset` as in `causal`.
     """
-    if isinstance(distance, bool) or not isinstance(distance, int) or distance < 0:
-        raise QkvError(f"window is {distance!r}; a distance of 0 or more is wanted (0 sees only itself)")
+    if isinstance(distance, bool) or not isinstance(distance, int) or not 0 <= distance < 2**62:
+        raise QkvError(
+            f"window is {distance!r}; a distance, an int of 0 or more, is wanted (0 sees only itself)"
+        )
     return Window(distance, _checked(offset))
 
 
 def padding(keep: Tensor) -> Mask:
     """The real keys: booleans (…, S) with True for a real token, or integer lengths, one a sentence (B,)."""
-    _expect_tensor("padding", keep)
+    expect_tensor("padding", keep)
     if keep.dtype == torch.bool and keep.dim() > 0:
         return Padding(keep)
     if keep.is_floating_point() or keep.dtype == torch.bool:
@@ -291,7 +293,7 @@ def padding(keep: Tensor) -> Mask:
 
 def documents(ids: Tensor, offset: int | None = None) -> Mask:
     """Attention within a document only: `ids` (…, S) numbers the document of each position; `offset` as in `causal`."""
-    _expect_tensor("documents", ids)
+    expect_tensor("documents", ids)
     if ids.is_floating_point() or ids.dim() == 0:
         raise QkvError(
             f"documents got {ids.dtype} of shape {tuple(ids.shape)}; integer ids (…, S) are wanted, one a position"
@@ -331,7 +333,8 @@ def _checked(offset: int | None) -> int | None:
     return offset
 
 
-def _expect_tensor(kind: str, x: object) -> None:
+def expect_tensor(kind: str, x: object) -> None:
+    """Raise one sentence unless x is a tensor."""
     if not isinstance(x, Tensor):
         raise QkvError(f"{kind} got {type(x).__name__}; a tensor is wanted: torch.tensor({x!r:.40})")
 
