@@ -66,7 +66,7 @@ ENTRIES = (
     rung("gru-general", 28.3, "model.score=general"),
     rung("gru-concat", 28.3, "model.score=concat"),
     rung("gru-location", 28.3, "model.score=location"),
-    rung("gru-feeding", 28.3, "model.score=general", "model.input_feeding=true"),
+    rung("gru-feeding", 28.3, "model.score=concat", "model.input_feeding=true"),
     rung("transformer", 36.5, recipe="multi30k-ladder-transformer"),
 )
 LADDER = (
