@@ -28,7 +28,8 @@ PAGE = """# How well do the recipes translate Multi30k?
 
 Written by `python benchmarks/multi30k.py --out docs/benchmarks/multi30k`: every model trained by `qkv train`, its test
 set (test_2016_flickr, 1,000 sentences) read once by `qkv evaluate` with beam 5. Minutes are wall clock of `qkv train` from
-the command to the saved model, vocabulary and validations included, with the number of threads beside them.
+the command to the saved model, vocabulary and validations included, with the number of threads beside them; models with
+one thread were trained two at a time (`--jobs 2`).
 """
 
 

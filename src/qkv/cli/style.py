@@ -67,7 +67,7 @@ class Style:
         return [" ".join(f"{source}-{target}" for source, target in self._links(line, one, language))]
 
     def _links(self, line: "Line", one: "Translation", language: str | None) -> list[tuple[int, int]]:
-        return self.translator.alignment(line.source, one, language) if one.tokens else []
+        return self.translator.alignment(line.source, one, language)
 
 
 def _plain(one: "Translation") -> str:

@@ -14,15 +14,18 @@ from qkv.errors import QkvError
 from qkv.store.ctranslate2 import library
 
 BATCH = 64
-"""Sentences that the engine decodes at a time, sorted by length; measured."""
+"""Sentences that the engine decodes at a time, sorted by length."""
 
 
 class Engine(Translator):
-    """A translator as `native` is, searching with the converted model in `path`."""
+    """A translator as `native` is, searching with the converted model in `path`.
+
+    The engine knows one maximum for all sentences: `maximum_ratio` and `maximum_extra` do not cut here.
+    """
 
     def __init__(self, native: Translator, path: Path, *, int8: bool = False, threads: int | None = None):
         super().__init__(native.model, native.source, native.target, native.config, native.longest)
-        # A worker with one thread for each core: between the small products of a step, threads of one worker wait.
+        # Workers of one thread each translate other batches at the same time, and never wait for one another.
         self._engine = library().Translator(
             str(path),
             compute_type="int8" if int8 else "float32",

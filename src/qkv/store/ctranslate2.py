@@ -86,8 +86,8 @@ def parity(
     The engine translates and says how sure it is; the model reads what the engine wrote.
     """
     engine = library().Translator(str(directory), compute_type="int8" if int8 else "float32", intra_threads=1)
-    random, entries = np.random.default_rng(0), source.entries()
-    id_of = {entry: number for number, entry in enumerate(target.entries())}
+    random, entries, names = np.random.default_rng(0), source.entries(), target.entries()
+    id_of = {entry: number for number, entry in enumerate(names)}
     differences, tokens = [], 0
     for tag in target.tags or [None]:
         first = target.tag(tag)
@@ -95,7 +95,7 @@ def parity(
             read = random.integers(UNK, source.size, length).tolist()
             (found,) = engine.translate_batch(
                 [[entries[index] for index in read]],
-                [[target.entries()[first]]] if target.tags else None,
+                [[names[first]]] if target.tags else None,
                 beam_size=1,
                 max_decoding_length=WRITTEN,
                 min_decoding_length=0,
@@ -158,8 +158,8 @@ def specification(model: Transformer, source: Tokens, target: Tokens) -> Any:
             _layer(theirs, ours)
 
     found.register_source_vocabulary(source.entries())
-    found.register_target_vocabulary(target.entries())
     names = target.entries()
+    found.register_target_vocabulary(names)
     found.config.unk_token, found.config.bos_token = names[UNK], names[START]
     found.config.eos_token = names[END]
     # A model of several languages is told the first token of each sentence: the tag of its language.
