@@ -6,7 +6,7 @@ A batch is a function of (seed, epoch, index) alone, so that two numbers resume 
 numpy promises those, and no others, to stay the same in all its versions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -63,9 +63,16 @@ class Batches:
     """The epochs of a set of pairs: `batches.epoch(3)[17]` is the same batch wherever and whenever it is asked for."""
 
     def __init__(
-        self, pairs: Pairs, config: BatchesConfig = BatchesConfig(), *, seed: int = 0, strict: bool = False
+        self,
+        pairs: Pairs,
+        config: BatchesConfig = BatchesConfig(),
+        *,
+        seed: int = 0,
+        strict: bool = False,
+        vary: Callable[[Pairs, int], Pairs] | None = None,
     ):
-        self.pairs, self.config, self.seed = pairs, config, seed
+        """`vary` gives the same pairs otherwise spelt, as a function of them and of the epoch."""
+        self.pairs, self.config, self.seed, self._vary = pairs, config, seed, vary
         self._source, self._target = pairs.sources.lengths + 1, pairs.targets.lengths + 1
         fits = np.maximum(self._source, self._target) <= config.longest
         self._rows = np.flatnonzero(fits).astype(np.int32)
@@ -98,14 +105,15 @@ class Batches:
         """The batches of an epoch, in their order."""
         bits = np.random.PCG64(np.random.SeedSequence([self.seed, number]))
         rows = self._draw(bits)
-        source, target = self._source[rows], self._target[rows]
+        pairs = self._vary(self.pairs, number) if self._vary else self.pairs
+        source, target = pairs.sources.lengths[rows] + 1, pairs.targets.lengths[rows] + 1
         rows = rows[_order(source, target, self.config.jitter, bits)]
         # The first batch gets a part of the budget, so that the cuts fall elsewhere in each epoch.
         first = int(_uniform(bits, 1)[0] * self.config.budget)
-        longest = np.maximum(self._source[rows], self._target[rows])
+        longest = np.maximum(pairs.sources.lengths[rows], pairs.targets.lengths[rows]) + 1
         starts = cut(longest, self.config.budget, first)
         shuffled = np.argsort(_uniform(bits, len(starts) - 1), kind="stable")
-        return Epoch(self.pairs, rows, starts[:-1][shuffled], starts[1:][shuffled])
+        return Epoch(pairs, rows, starts[:-1][shuffled], starts[1:][shuffled])
 
     def _draw(self, bits: np.random.PCG64) -> np.ndarray:
         """The rows of an epoch: weight 1.3 is each pair once, and with probability 0.3 once more."""

@@ -22,6 +22,7 @@ from qkv.data.batches import Batch, Batches, BatchesConfig, in_order
 from qkv.data.batches import Epoch as PairEpoch
 from qkv.data.pairs import Pairs, encode_pairs
 from qkv.data.report import Report
+from qkv.data.split import splitting
 from qkv.data.text import Corpus, Pair, ParallelText, Rules
 from qkv.data.tokens import Tokens, TokensConfig
 from qkv.decode.config import SearchConfig
@@ -165,7 +166,13 @@ class Translation(Task[Batch]):
         sizes = {"source_vocabulary": source.size, "target_vocabulary": target.size}
         self.config = config = replace(config, model=replace(config.model, **sizes))
         pairs = encode_pairs(text, source, target)
-        self.batches = Batches(pairs, config.batches, seed=config.train.seed, strict=config.data.rules.strict)
+        self.batches = Batches(
+            pairs,
+            config.batches,
+            seed=config.train.seed,
+            strict=config.data.rules.strict,
+            vary=splitting(source, target, config.tokens.split, config.train.seed, config.batches.longest),
+        )
         # What is longer than all that a model learnt from, it would shorten: it is told to split such lines.
         self.config = config = replace(config, batches=replace(config.batches, longest=self.batches.longest))
         self.valid: list[Pair] = []
