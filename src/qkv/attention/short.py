@@ -59,7 +59,7 @@ class _Short(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """With P = E / s: dV = Pᵀ·dO, dS = P ⊙ (dO·Vᵀ - rowsum(dO ⊙ O)), dQ = β·dS·K, dK = β·dSᵀ·Q."""
         q_NTK, k_NSK, v_NSV, e_NTS, share_NT1, out_NTV = ctx.saved_tensors
         g_NTV = gradients[0].reshape(out_NTV.shape) * share_NT1

@@ -54,4 +54,5 @@ def split(ids: Ragged, merged_L2: np.ndarray, share: float, bits: np.random.PCG6
     if not whole.any():
         return Ragged(flat, lengths)
     varied = Ragged(flat, lengths)
-    return Ragged.of([ids[number] if whole[number] else varied[number] for number in range(len(ids))])
+    kept = (ids if stays else varied for stays in whole)
+    return Ragged.of([source[number].tolist() for number, source in enumerate(kept)])

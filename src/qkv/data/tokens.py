@@ -138,10 +138,10 @@ class Tokens:
     def merged(self) -> np.ndarray:
         """The two tokens that each was merged from, merged_L2; -1 for one that was not."""
         merged_L2 = np.full((self.size, 2), -1, dtype=np.int32)
-        for left, right in json.loads(self._tokenizer.to_str())["model"].get("merges", ()):
-            whole = self._tokenizer.token_to_id(left + right)
-            if whole is not None and merged_L2[whole, 0] < 0:
-                merged_L2[whole] = self._tokenizer.token_to_id(left), self._tokenizer.token_to_id(right)
+        ids = self._tokenizer.get_vocab(with_added_tokens=False)
+        merges = json.loads(self._tokenizer.to_str())["model"].get("merges", ())
+        for left, right in reversed(merges):  # of several ways to one token, the first
+            merged_L2[ids[left + right]] = ids[left], ids[right]
         return merged_L2
 
     def words(self, ids: Sequence[int]) -> list[int | None]:
