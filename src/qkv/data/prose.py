@@ -7,15 +7,17 @@ before each, and so also ends the one before it.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from qkv.data.lines import STDIN, invalid_utf8, label, lines
 from qkv.data.report import Report
-from qkv.data.tokens import END, START, Tokens
+from qkv.data.tokens import END, PAD, START, Tokens
 from qkv.errors import QkvError
 
+_PART = "\ufffd"  # what bytes decode to before all those of their letter are there
 Documents = Literal["none", "file", "line", "paragraph"]
 
 
@@ -105,6 +107,19 @@ class Prose:
             else:
                 text[-1].append(index)
         return "\n".join(self.tokens.decode_all(text))
+
+    def certain(self, ids: Sequence[int]) -> str:
+        """The text of ids that stays as it is whatever follows: a letter of several bytes once they are all there."""
+        ids = list(ids)
+        while ids and ids[-1] in self._open:
+            ids.pop()
+        return self.decode(ids).rstrip(_PART)
+
+    @cached_property
+    def _open(self) -> set[int]:
+        """Ids that are read with their neighbours: bytes of a letter that has no entry of its own, and what is no text."""
+        entries = self.tokens.entries() if self.tokens.kind == "character" else []
+        return {PAD, *(index for index, entry in enumerate(entries) if re.fullmatch(r"<0x\w\w>", entry))}
 
     def stream(self, texts: Iterable[str]) -> np.ndarray:
         """The ids of all texts, one after the other, with what stands before each document."""

@@ -16,8 +16,6 @@ from qkv.data.prose import Prose
 from qkv.data.tokens import END
 from qkv.models.interface import Generator, State
 
-_PART = "\ufffd"  # what bytes decode to before all those of their character are there
-
 
 @dataclass
 class ToldState(State):
@@ -88,7 +86,7 @@ class Told(Generator):
 
     def _news(self, row: list[int]) -> str:
         """The letters that the last token has made certain; what is decoded is the last line alone."""
-        certain = self.prose.decode(row[self._line :]).rstrip(_PART)
+        certain = self.prose.certain(row[self._line :])
         new, self._seen = certain[self._seen :], len(certain)
         if row[-1] == END:
             self._line, self._seen = len(row), 0

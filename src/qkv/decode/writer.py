@@ -50,6 +50,11 @@ class WritingConfig:
     def __post_init__(self) -> None:
         if self.stop == "":
             raise QkvError("stop is empty, and so everywhere: give a text, or none")
+        if self.temperature and self.beam > 1:
+            raise QkvError(
+                f"temperature is {self.temperature} with beam {self.beam}, but texts are drawn one by one: "
+                "set temperature=0, or beam=1 and count to how many you want"
+            )
         _ = self.search
 
     @property

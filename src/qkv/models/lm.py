@@ -18,7 +18,7 @@ from qkv.attention import masks
 from qkv.attention.dropout import Dropout
 from qkv.attention.heads import AttentionConfig
 from qkv.attention.memory import Memory
-from qkv.attention.positions import POSITIONS
+from qkv.attention.positions import POSITIONS, Position
 from qkv.blocks.embed import Embedding
 from qkv.blocks.feedforward import FeedForwardConfig
 from qkv.blocks.layer import Layer, LayerConfig, Layers
@@ -39,7 +39,8 @@ class LanguageModelConfig:
     vocabulary: NonNegativeInt = 0
     """Tokens that it knows; 0: as many as the data turn out to have."""
     length: PositiveInt = 256
-    """Tokens that it reads at once in training and evaluation. Learned positions know no place beyond."""
+    """Tokens of a window in training and evaluation, and how far back a token looks in a longer text. Learned positions
+    know no place beyond."""
     width: PositiveInt = 256
     """Width of a token's vector."""
     hidden: PositiveInt = 1024
@@ -115,7 +116,7 @@ class LanguageModelConfig:
 
 
 PRESETS: dict[str, dict[str, object]] = {
-    "tiny": {"length": 64, "width": 128, "hidden": 512, "heads": 4, "layers": 4, "dropout": 0.0},
+    "tiny": {"length": 64, "width": 128, "hidden": 512, "heads": 4, "layers": 4, "dropout": 0.1},
     "small": {"length": 256, "width": 256, "hidden": 1024, "heads": 4, "layers": 6, "dropout": 0.1},
     "base": {"length": 512, "width": 512, "hidden": 2048, "heads": 8, "layers": 8, "dropout": 0.1},
     # Radford et al. 2019, the smallest of table 2, as published: no difference in what it computes
@@ -139,7 +140,7 @@ class LanguageModelState(State):
     """Each layer's keys and values for R rows."""
 
     tokens_RT: Tensor
-    """Where the places are limited: those in view."""
+    """Those in view, where the view moves."""
     own: list[Memory] | None = None
     first: int = 0
     """Place in the text of the first token in view."""
@@ -168,9 +169,11 @@ class LanguageModelState(State):
 class LanguageModel(Generator):
     """Layers of masked self-attention between an embedding and an output that may share their table.
 
-    Where positions are learned, a text may grow beyond the places that they know: the view then moves on by half of
-    them, and what stays in view is read anew from its first place. So after n tokens, however they came in, the
-    model sees the last `n - view(n)`: all of them, or at least half of `length`.
+    A text may grow beyond `length`, though nothing was learnt of that. Positions that enter attention (rotary, alibi,
+    relative, none) know distances alone: a token then looks at the last `length` tokens, itself among them, and so on
+    without end. Positions that are added to embeddings (learned, sinusoidal) know places: there the view moves on by half
+    of `length`, and what stays in view is read anew from the first place. So what a model says after n tokens is the
+    same however they came in, and rests on `length / 2` of them or more.
     """
 
     reads_source = False
@@ -187,6 +190,8 @@ class LanguageModel(Generator):
             length=c.length,
             causal=True,
         )
+        self.moves = type(self.positions).embed is not Position.embed
+        """Whether the view moves, as positions are places."""
         self.layers = Layers(Layer(c.layer) for _ in range(c.layers))
         # In pre-norm order the stream itself is never normalised: one more norm at its end.
         self.norm = norm(c.norm, c.width, c.epsilon) if c.order == "pre" else nn.Identity()
@@ -208,7 +213,7 @@ class LanguageModel(Generator):
         state.consumed = state.length > 0
         length = state.length + tokens_RT.shape[1]
         first, own, held_RT = self.view(length), state.own, state.tokens_RT
-        if self.config.positions == "learned":
+        if self.moves:
             held_RT = torch.cat([held_RT, tokens_RT], dim=1)[:, first - state.first :]
             if first > state.first:
                 own, tokens_RT = None, held_RT
@@ -224,24 +229,22 @@ class LanguageModel(Generator):
         return self.embedding.table if self.output is None else self.output.weight
 
     def view(self, length: int) -> int:
-        """The place of the first of so many tokens that is still in view; always 0 where places have no limit."""
+        """Which of so many tokens is the first in view; the very first where the view does not move."""
         over = length - self.config.length
-        if self.config.positions != "learned" or over <= 0:
+        if over <= 0 or not self.moves:
             return 0
         hop = max(1, self.config.length // 2)
         return -(-over // hop) * hop
 
     def _read(self, tokens_RT: Tensor, own: list[Memory] | None) -> tuple[Tensor, list[Memory]]:
         """Read T tokens after those remembered; return their hidden states x_RTD and what is remembered now."""
-        x_RTD = self.positions.embed(self.embedding(tokens_RT), offset=own[0].length if own else 0)
-        x_RTD, memories = self.dropout(x_RTD), []
+        before = own[0].length if own else 0
+        x_RTD = self.dropout(self.positions.embed(self.embedding(tokens_RT), offset=before))
+        allow, memories = masks.causal(), []
+        if before + tokens_RT.shape[1] > self.config.length:
+            allow = allow & masks.window(self.config.length - 1)
         for number, layer in enumerate(self.layers):
-            x_RTD, memory = layer.step(
-                x_RTD,
-                own[number] if own else None,
-                None,
-                allow=masks.causal(),
-                positions=self.positions,
-            )
+            past = own[number] if own else None
+            x_RTD, memory = layer.step(x_RTD, past, None, allow=allow, positions=self.positions)
             memories.append(memory)
         return self.norm(x_RTD), memories
