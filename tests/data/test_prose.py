@@ -79,7 +79,7 @@ def test_each_document_begins_with_a_start(documents: Documents, wanted: list[st
 def test_files_gzip_and_stdin_are_read_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plain, packed = tmp_path / "a.txt", tmp_path / "b.gz"
     plain.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
-    packed.write_bytes(gzip.compress("drei".encode()))
+    packed.write_bytes(gzip.compress(b"drei"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO("čtyři\n".encode()))))  # pyright: ignore[reportArgumentType]
     found = read_texts([str(plain), str(packed), "-"])
     assert found.texts == ("one\ntwo\n", "drei\n", "čtyři\n")
@@ -99,7 +99,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path):
         read_texts([str(latin)])
     with pytest.raises(QkvError, match=r"blank.txt has no text: give a file with some"):
         read_texts([str(blank)])
-    with pytest.raises(QkvError, match="latim.txt cannot be read: .*did you mean '.*latin.txt'"):
+    with pytest.raises(QkvError, match=r"latim.txt cannot be read: .*did you mean '.*latin.txt'"):
         read_texts([str(tmp_path / "latim.txt")])
     with pytest.raises(QkvError, match="stdin is named twice"):
         read_texts(["-", "-"])

@@ -250,7 +250,7 @@ def test_a_source_is_refused_and_grid_positions_too():
         model.encode(text(), text().bool())
     with pytest.raises(QkvError, match="positions is 'grid', which is for pictures"):
         LanguageModelConfig(positions="grid")
-    with pytest.raises(QkvError, match="choose one of .*rotary.*did you mean 'rotary'"):
+    with pytest.raises(QkvError, match=r"choose one of .*rotary.*did you mean 'rotary'"):
         LanguageModelConfig(positions="rotery")
 
 

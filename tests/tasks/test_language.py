@@ -98,13 +98,13 @@ def test_documents_are_told_apart(tmp_path: Path):
 
 
 def test_what_contradicts_itself_is_named(tmp_path: Path):
-    with pytest.raises(QkvError, match="data.train is empty"):
+    with pytest.raises(QkvError, match=r"data.train is empty"):
         ProseConfig(train=())
     with pytest.raises(QkvError, match=r"data.valid names files, and data.held_out is 0.1"):
         ProseConfig(train=("a",), valid=("b",), held_out=0.1)
     with pytest.raises(QkvError, match=r"windows.stride is 12, but a window has 11 tokens"):
         recipe(tmp_path, windows=WindowsConfig(stride=12))
-    with pytest.raises(QkvError, match="tokens.joint is false, but a language model has one vocabulary"):
+    with pytest.raises(QkvError, match=r"tokens.joint is false, but a language model has one vocabulary"):
         LanguageConfig(data=ProseConfig(train=("a",)), tokens=TokensConfig(joint=False))
 
 
