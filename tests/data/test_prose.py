@@ -85,9 +85,9 @@ def test_files_gzip_and_stdin_are_read_and_told(tmp_path: Path, monkeypatch: pyt
     assert found.texts == ("one\ntwo\n", "drei\n", "čtyři\n")
     assert found.characters == 8 + 5 + 6
     assert found.notices == (
-        f"{plain}: 8 characters in 2 lines, 1 × byte order mark removed, 2 × Windows line ending removed",
-        f"{packed}: 5 characters in 1 lines",
-        "stdin: 6 characters in 1 lines",
+        f"{plain}: 8 characters, lines: 2, 1 × byte order mark removed, 2 × Windows line ending removed",
+        f"{packed}: 5 characters, lines: 1",
+        "stdin: 6 characters, lines: 1",
     )
 
 

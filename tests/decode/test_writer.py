@@ -236,5 +236,7 @@ def test_what_makes_no_sense_is_named():
         WritingConfig(stop="")
     with pytest.raises(QkvError, match="n_best is 2, but a beam of 1"):
         WritingConfig(temperature=0, count=2)
-    with pytest.raises(QkvError, match="the text is empty"):
+    with pytest.raises(QkvError, match="the text is '': give one with something to read"):
         writer().perplexity("")
+    with pytest.raises(QkvError, match=r"the text is '\\n ': give one with something to read"):
+        writer(Prose(PROSE.tokens, "line")).perplexity("\n ")

@@ -99,7 +99,9 @@ def test_documents_are_told_apart(tmp_path: Path):
 
 def test_what_contradicts_itself_is_named(tmp_path: Path):
     with pytest.raises(QkvError, match=r"data.train is empty"):
-        ProseConfig(train=())
+        Language(recipe(tmp_path, {"train": ()}))
+    with pytest.raises(QkvError, match=r"nothing to validate on: data.held_out = 1e-05 of"):
+        Language(recipe(tmp_path, {"held_out": 1e-5, "documents": "line"}))
     with pytest.raises(QkvError, match=r"data.valid names files, and data.held_out is 0.1"):
         ProseConfig(train=("a",), valid=("b",), held_out=0.1)
     with pytest.raises(QkvError, match=r"windows.stride is 12, but a window has 11 tokens"):

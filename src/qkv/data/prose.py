@@ -57,8 +57,8 @@ def read_texts(paths: Sequence[str]) -> Texts:
             raise QkvError(f"{label(path)} has no text: give a file with some, or leave it out")
         texts.append(text)
         found = [f"{finding.count:,} × {kind} removed" for (_, kind), finding in report.findings.items()]
-        size = f"{len(text):,} characters in {report.lines[label(path)]:,} lines"
-        notices.append(f"{label(path)}: {', '.join([size, *found])}")
+        size = f"{len(text):,} characters, lines: {report.lines[label(path)]:,}"
+        notices.append(", ".join([f"{label(path)}: {size}", *found]))
     return Texts(tuple(texts), tuple(notices))
 
 
@@ -124,11 +124,11 @@ class Prose:
     def stream(self, texts: Iterable[str]) -> np.ndarray:
         """The ids of all texts, one after the other, with what stands before each document."""
         if self.documents == "none":
-            return np.concatenate([[END], *map(self.encode, texts)]).astype(np.int32)
-        parts = [part for text in texts for part in self.split(text)]
-        return np.concatenate([ids for part in parts for ids in ([START], self.encode(part))]).astype(
-            np.int32
-        )
+            parts = [[END], *map(self.encode, texts)]
+        else:
+            documents = (part for text in texts for part in self.split(text))
+            parts = [ids for part in documents for ids in ([START], self.encode(part))]
+        return np.concatenate([np.array(part, dtype=np.int32) for part in ([], *parts)])
 
     def split(self, text: str) -> list[str]:
         """The documents of a file; blank ones are none."""

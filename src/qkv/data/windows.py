@@ -52,7 +52,7 @@ class Windows:
             )
         if len(stream) <= length:
             raise QkvError(
-                f"the text has {len(stream) - 1:,} tokens, less than a window of {length}: "
+                f"the text has {max(0, len(stream) - 1):,} tokens, less than a window of {length}: "
                 "lower model.length, or give more text"
             )
 

@@ -161,9 +161,10 @@ class Writer:
 
     def surprise(self, text: str) -> Surprise:
         """How unlikely the model finds a text that follows on what stands before every text."""
-        if not text:
-            raise QkvError("the text is empty: give one of a character or more")
-        return self.surprise_of(self.prose.stream([text]), len(text))
+        stream = self.prose.stream([text])
+        if len(stream) < 2:
+            raise QkvError(f"the text is {text!r:.40}: give one with something to read")
+        return self.surprise_of(stream, len(text))
 
     def surprise_of(self, stream: np.ndarray, characters: int) -> Surprise:
         """How unlikely it finds a stream of ids, which stands for so many characters, but for the first one."""

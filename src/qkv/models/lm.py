@@ -119,7 +119,7 @@ PRESETS: dict[str, dict[str, object]] = {
     "tiny": {"length": 64, "width": 128, "hidden": 512, "heads": 4, "layers": 4, "dropout": 0.1},
     "small": {"length": 256, "width": 256, "hidden": 1024, "heads": 4, "layers": 6, "dropout": 0.1},
     "base": {"length": 512, "width": 512, "hidden": 2048, "heads": 8, "layers": 8, "dropout": 0.1},
-    # Radford et al. 2019, the smallest of table 2, as published: no difference in what it computes
+    # Radford et al. 2019, the smallest of table 2; computes what its published weights do
     "gpt2": {
         "length": 1024,
         "width": 768,

@@ -46,8 +46,6 @@ class ProseConfig:
     file, each line, or each paragraph, which blank lines separate."""
 
     def __post_init__(self) -> None:
-        if not self.train:
-            raise QkvError("data.train is empty: name at least one file of text")
         if self.valid and self.held_out:
             raise QkvError(
                 f"data.valid names files, and data.held_out is {self.held_out}: validate on one of the two"
@@ -88,6 +86,8 @@ class Language(Task[WindowBatch]):
 
     def __init__(self, config: LanguageConfig, start: Bundle | None = None):
         c = config
+        if not c.data.train:  # as in the recipe of a model that was trained elsewhere
+            raise QkvError("data.train is empty: name at least one file of text")
         text = read_texts(c.data.train)
         valid: Texts | None = None
         if c.data.valid:
@@ -101,6 +101,11 @@ class Language(Task[WindowBatch]):
             self.prose.stream(text.texts), c.model.length, c.windows.budget, seed=c.train.seed
         )
         self.valid = None if valid is None else self.prose.stream(valid.texts)
+        if self.valid is not None and len(self.valid) < 2:
+            raise QkvError(
+                f"there is nothing to validate on: data.held_out = {c.data.held_out} of {text.characters:,} characters "
+                "is too little, so raise it, or name files in data.valid"
+            )
         self.valid_characters = valid.characters if valid else 0
         held = f"the last {self.valid_characters:,} characters are held out" if c.data.held_out else None
         self.reports = [*text.notices, *(valid.notices if valid else ()), *([held] if held else [])]
