@@ -30,6 +30,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "model": {"width": 12, "hidden": 20, "heads": 3, "encoder_layers": 1, "decoder_layers": 1},
         "search": {"maximum": 5},
     },
+    "language": {
+        "data": {"train": [__file__], "held_out": 0.1},
+        "tokens": {"kind": "character", "size": 300},
+        "windows": {"budget": 400},
+        "model": {"length": 16, "width": 12, "hidden": 20, "heads": 3, "layers": 1},
+    },
 }  # fmt: skip
 
 

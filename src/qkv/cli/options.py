@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -14,8 +14,10 @@ from qkv.errors import QkvError
 
 if TYPE_CHECKING:
     from qkv.decode.translator import Translator
+    from qkv.decode.writer import Writer
     from qkv.store.bundle import Bundle
 
+Predictor = TypeVar("Predictor")
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -84,6 +86,19 @@ def by_part(changes: Sequence[str] | None, *parts: str) -> dict[str, list[str]]:
 def read_translator(path: Path) -> "tuple[Bundle, Translator]":
     """The model of a run or directory, which must be one that translates."""
     from qkv.decode.translator import Translator
+
+    return _read(path, Translator, "translates")
+
+
+def read_writer(path: Path) -> "Writer":
+    """The model of a run or directory, which must be one that writes."""
+    from qkv.decode.writer import Writer
+
+    return _read(path, Writer, "goes on with a text")[1]
+
+
+def _read(path: Path, wanted: "type[Predictor]", does: str) -> "tuple[Bundle, Predictor]":
+    """A model and what it is for, which must be as wanted."""
     from qkv.store import bundle
     from qkv.tasks.task import kind, model_of
     from qkv.train.machine import keep_memory
@@ -91,8 +106,8 @@ def read_translator(path: Path) -> "tuple[Bundle, Translator]":
     keep_memory()
     found = bundle.read(model_of(path))
     predictor = kind(found.task).load(found)
-    if not isinstance(predictor, Translator):
-        raise QkvError(f"{path} is a model for {found.task}; one that translates is wanted")
+    if not isinstance(predictor, wanted):
+        raise QkvError(f"{path} is a model for {found.task}; one that {does} is wanted")
     return found, predictor
 
 

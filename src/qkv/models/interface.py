@@ -5,11 +5,14 @@ D width of the model, L vocabulary.
 
 A search runs `encode` once for a batch of sentences, then `step` again and again. What belongs to a sentence
 (the encoder's keys and values) is held once, however many rows search for its translation.
+
+A language model has no source. It is called as the others are, with a source of no tokens: `no_source(B)`.
 """
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,6 +33,8 @@ class State(ABC):
 class Generator(nn.Module, ABC):
     """A model that writes one token after another, with or without a source."""
 
+    reads_source: ClassVar[bool] = True
+    """False: what it writes goes on from its first tokens alone, and its sources have no tokens."""
     source_attention: ClassVar[str] = "*"
     """The attentions that look at the source: a pattern as for `qkv.watch`."""
 
@@ -56,3 +61,9 @@ class Generator(nn.Module, ABC):
     def logits(self, x_BTD: Tensor) -> Tensor:
         """Scores of the token after each hidden state, logits_BTL."""
         return F.linear(x_BTD, self.output_table)
+
+
+def no_source(sentences: int) -> tuple[Tensor, Tensor]:
+    """The source (B,0) of so many texts that have none, and its keep."""
+    source_BS = torch.zeros(sentences, 0, dtype=torch.long)
+    return source_BS, source_BS.bool()
