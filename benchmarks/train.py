@@ -41,10 +41,12 @@ Written by `python benchmarks/train.py --out docs/benchmarks/train` (`make bench
 training (forward, backward, clipping of gradients, AdamW), Multi30k English to German, joint vocabulary of 8,000 pieces,
 batches of up to 4,096 positions a side that every contender gets alike. qkv runs its own training loop, data and all.
 The others run in their own environment, with fused AdamW and the same allocator setting, dropout at the same places
-at the same rate; each is shown in its best mode.
+at the same rate. Each is shown in its best mode, with the spread of its rounds; *as it comes* is fp32 without those two
+settings. The loss is that after as many updates as the rounds took, from each library's own initial weights.
 """
-MODES = ("fp32", "medium", "bf16", "bf16 compiled")
-"""fp32; fp32 with oneDNN's products; bf16 autocast; that with torch.compile."""
+AS_IT_COMES = "as it comes"
+MODES = (AS_IT_COMES, "fp32", "medium", "bf16", "bf16 compiled")
+"""fp32, the allocator and the optimiser untouched; fp32; fp32 with oneDNN's products; bf16 autocast; that compiled."""
 TRANSFORMERS = ("plain", "huggingface", "x-transformers", "fairseq", "joeynmt")
 """Folders of benchmarks/.peers, and modules of benchmarks/peers/libraries."""
 
@@ -115,7 +117,9 @@ class Measurement:
             "write": str(self.written),
             "drawn": cell.drawn,
         }
-        self.ours = Worker([sys.executable, BENCHMARKS / "ours.py"], specification, folder / "qkv.log")
+        self.ours = Worker(
+            [sys.executable, BENCHMARKS / "ours_training.py"], specification, folder / "qkv.log"
+        )
         self.facts = self.ours.facts()
         self.history = [self.ours.ask(batches=cell.batches) for _ in range(2)]
         """What qkv said of each round; the first two are warm-ups, as for the others."""
@@ -192,7 +196,11 @@ def measure(
             try:
                 for name in (name for name in cell.peers if name in peers):
                     found = measurement.peer(name, modes)
-                    yield {"cell": cell.name, "peer": name, "ours": measurement.facts["parameters"], **found}
+                    ours = {
+                        "ours": measurement.facts["parameters"],
+                        "precision": measurement.facts["precision"],
+                    }
+                    yield {"cell": cell.name, "peer": name, **ours, **found}
             finally:
                 measurement.close()
 
@@ -220,59 +228,57 @@ def speed(row: dict[str, Any], name: str = "peer") -> float:
 
 def spread(values: Sequence[float]) -> str:
     """Half of the distance between the extremes, in percent of the median."""
-    return f"±{50 * (max(values) - min(values)) / statistics.median(values):.0f} %"
+    return f"±{50 * (max(values) - min(values)) / max(statistics.median(values), 1e-9):.0f} %"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A line for each contender; qkv stands above those that it was measured with."""
-    lines = []
-    for cell in CELLS:
-        found = [row for row in rows if row["cell"] == cell.name]
-        measured = [row for row in found if row.get("rounds")]
-        if measured:
-            ours = [rate(one["qkv"]) for row in measured for one in row["rounds"]]
-            here = f"{statistics.median(ours):,.0f}"
-            lines.append(
-                [
-                    f"**{cell.what}**",
-                    "**qkv**",
-                    "bf16",
-                    f"**{here}**",
-                    spread(ours),
-                    "1",
-                    f"{measured[0]['ours']:,}",
-                    "",
-                ]
-            )
-        for row in found:
-            if not row.get("rounds"):
-                reason = "; ".join(dict.fromkeys(row["failed"].values()))
-                lines.append(["", row["peer"], f"not measured: {reason}", "–", "–", "–", "–", "–"])
-                continue
-            found_ratios = ratios(row)
-            lines.append(
-                [
-                    "",
-                    f"{row['peer']} ({row['version']})",
-                    row["mode"],
-                    f"{speed(row):,.0f}",
-                    spread([rate(one["peer"]) for one in row["rounds"]]),
-                    f"{statistics.median(found_ratios):.2f} ({min(found_ratios):.2f} to {max(found_ratios):.2f})",
-                    f"{row['parameters']:,}",
-                    "{:.2f} / {:.2f}".format(*row["losses"]),
-                ]
-            )
     heads = [
         "model",
         "contender",
-        "best mode",
+        "mode",
         "tokens/s",
         "spread",
+        "as it comes",
         "qkv ÷ it",
         "parameters",
-        "loss, qkv / it",
+        "loss",
     ]
-    return markdown(heads, lines, texts=3)
+    lines: list[list[str]] = []
+    for cell in CELLS:
+        found = [row for row in rows if row["cell"] == cell.name]
+        if found:
+            lines.append(line_of_ours(cell, [row for row in found if row.get("rounds")], found[0]))
+        lines += [line_of(row) for row in found]
+    return markdown(heads, [[*line, *["–"] * (len(heads) - len(line))] for line in lines], texts=3)
+
+
+def line_of_ours(cell: Cell, measured: Sequence[dict[str, Any]], row: dict[str, Any]) -> list[str]:
+    ours = [rate(one["qkv"]) for row in measured for one in row["rounds"]] or [0.0]
+    losses = {f"{row['losses'][0]:.2f}" for row in measured}
+    here = f"**{statistics.median(ours):,.0f}**"
+    name = [f"**{cell.what}**", "**qkv**", row["precision"], here, spread(ours)]
+    return [*name, here, "1", f"{row['ours']:,}", ", ".join(sorted(losses))]
+
+
+def line_of(row: dict[str, Any]) -> list[str]:
+    if not row.get("rounds"):
+        return ["", row["peer"], f"not measured: {'; '.join(dict.fromkeys(row['failed'].values()))}"]
+    found = ratios(row)
+    rates = [rate(one["peer"]) for one in row["rounds"]]
+    plain = row["modes"].get(AS_IT_COMES)
+    between = f"{min(found):.2f} to {max(found):.2f}"
+    return [
+        "",
+        row["version"],
+        row["mode"],
+        f"{statistics.median(rates):,.0f}",
+        spread(rates),
+        f"{plain:,.0f}" if plain else "–",
+        f"{statistics.median(found):.2f} ({between})",
+        f"{row['parameters']:,}",
+        f"{row['losses'][1]:.2f}",
+    ]
 
 
 def promises(rows: Sequence[dict[str, Any]]) -> list[Promise]:

@@ -7,6 +7,7 @@ constraints.txt and comes first, so that no library chooses another.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import venv
@@ -14,6 +15,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+WITHOUT_TORCH = ("ctranslate2",)
+TOOLS = ("Cython", "setuptools")
+"""What has to be there before a library is built."""
 NAMES = sorted(path.stem for path in HERE.glob("*.txt"))
 
 
@@ -26,17 +30,16 @@ def install(name: str, folder: Path) -> None:
     print(f"{name}: installing …", file=sys.stderr)
     venv.create(folder, with_pip=True, clear=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if "without torch" not in requirements:
-        subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), "torch", "setuptools"], check=True)
-    # What has to be built finds torch, and the tools that stand in the file before it.
-    tools = [
-        line
-        for line in requirements.splitlines()
-        if line.lower().startswith(("cython=", "numpy=", "setuptools="))
-    ]
-    if "# builds" in requirements:
-        subprocess.run([*pip, "--no-deps", *tools, "wheel"], check=True)
-    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "-r", str(HERE / f"{name}.txt")], check=True)
+
+    def run(*arguments: str) -> None:
+        # READTHEDOCS is fairseq's own switch for an installation without its C extensions.
+        subprocess.run([*pip, *arguments], check=True, env=os.environ | {"READTHEDOCS": "1"})
+
+    if name not in WITHOUT_TORCH:
+        run("-c", str(ROOT / "constraints.txt"), "torch", "setuptools")
+    if tools := [line for line in requirements.splitlines() if line.startswith(TOOLS)]:
+        run("--no-deps", "wheel", *tools)
+    run("--no-deps", "--no-build-isolation", "-r", str(HERE / f"{name}.txt"))
     stamp.write_text(requirements)
 
 

@@ -25,21 +25,23 @@ class Batch:
         self.targets = int(self.keep_target.sum())
 
 
-def optimizer_of(model, sizes):
+def optimizer_of(model, sizes, fused):
     return torch.optim.AdamW(
         model.parameters(),
         lr=sizes["rate"],
         betas=tuple(sizes["betas"]),
         eps=sizes["epsilon"],
         weight_decay=sizes["weight_decay"],
-        fused=True,
+        fused=fused,
     )
 
 
 def main():
     line = Line()
-    keep_memory()
     mode, sizes = line.specification["mode"], line.specification["sizes"]
+    as_it_comes = mode == "as it comes"  # without the allocator's setting and the fused optimiser
+    if not as_it_comes:
+        keep_memory()
     torch.manual_seed(0)
     if "medium" in mode:
         torch.set_float32_matmul_precision("medium")
@@ -47,7 +49,7 @@ def main():
     model = getattr(library, line.specification["kind"])(sizes).train()
     arrays = np.load(line.specification["batches"])
     batches = [Batch(arrays, number) for number in range(int(arrays["count"]))]
-    optimizer = optimizer_of(model, sizes)
+    optimizer = optimizer_of(model, sizes, fused=not as_it_comes)
     run = torch.compile(model, dynamic=True) if "compiled" in mode else model
     precision = torch.autocast("cpu", torch.bfloat16) if "bf16" in mode else nullcontext()
 

@@ -73,7 +73,7 @@ class Decoder:
                 length_penalty=1.0,
                 max_new_tokens=2 * source.shape[1] + 20,
             )
-            for row, tokens in zip(rows, written.tolist()):
+            for row, tokens in zip(rows, written.tolist(), strict=True):
                 found[row] = tokens[1:]
         return found
 

@@ -145,7 +145,7 @@ class Decoder:
             written = (
                 beam_search(beam_size=beam, alpha=1.0, n_best=1, **common) if beam > 1 else greedy(**common)
             )[0]
-            for row, tokens in zip(rows, written.tolist()):
+            for row, tokens in zip(rows, written.tolist(), strict=True):
                 found[row] = tokens
         return found
 

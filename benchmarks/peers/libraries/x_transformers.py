@@ -42,7 +42,11 @@ class Trainer(nn.Module):
         self.encoder = TransformerWrapper(attn_layers=encoder, return_only_embed=True, **common)
         decoder = layers(Layers, sizes["decoder_layers"], cross_attend=True)
         self.decoder = TransformerWrapper(
-            attn_layers=decoder, token_emb=self.encoder.token_emb, tie_embedding=True, **common
+            attn_layers=decoder,
+            token_emb=self.encoder.token_emb,
+            tie_embedding=True,
+            tie_embedding_scale=1.0,  # with its own, 1/√width, it learns far slower than the others
+            **common,
         )
 
     def forward(self, source, keep_source, target, keep_target, label):
