@@ -139,6 +139,11 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1
     return ["| " + " | ".join(heads) + " |", ruler, *("| " + " | ".join(row) + " |" for row in rows)]
 
 
+def spread(values: Sequence[float]) -> str:
+    """Half of the distance between the extremes, in percent of the median."""
+    return f"±{50 * (max(values) - min(values)) / max(statistics.median(values), 1e-9):.0f} %"
+
+
 def facts_line(facts: Mapping[str, object]) -> str:
     return ", ".join(f"{key} {value}" for key, value in facts.items())
 

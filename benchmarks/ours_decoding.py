@@ -52,7 +52,8 @@ def main() -> None:
             begin = time.perf_counter()
             found += [done.best[0][0].tokens for done in translator.stream(part, config=config)]
             seconds.append(time.perf_counter() - begin)
-        line.say(seconds=time.perf_counter() - start, each=seconds, tokens=found)
+        took = time.perf_counter() - start
+        line.say(seconds=took, each=seconds if request["alone"] else [], tokens=found)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from common import (
     promise,
     save,
     say,
+    spread,
     verdict,
 )
 
@@ -224,11 +225,6 @@ def merged(rows: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[dic
 def speed(row: dict[str, Any], name: str = "peer") -> float:
     """The median over the paired rounds."""
     return statistics.median([rate(one[name]) for one in row.get("rounds", [])] or [0.0])
-
-
-def spread(values: Sequence[float]) -> str:
-    """Half of the distance between the extremes, in percent of the median."""
-    return f"±{50 * (max(values) - min(values)) / max(statistics.median(values), 1e-9):.0f} %"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from argparse import Namespace
 
-import torch
 from torch import nn
 
 PLAIN = dataclasses.dataclass
@@ -56,6 +55,9 @@ class Trainer(nn.Module):
         self.model = TransformerModel.build_model(
             options, Namespace(source_dictionary=words, target_dictionary=words)
         )
+        for name, weight in self.model.named_parameters():
+            if name.endswith(("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")):
+                weight.requires_grad_(False)  # copies for another path, which training never takes
 
     def forward(self, source, keep_source, target, keep_target, label):
         out = self.model(source, keep_source.sum(1), target)
