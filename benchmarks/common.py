@@ -31,8 +31,15 @@ def machine() -> dict[str, object]:
 class Worker:
     """A contender in its own process: one JSON line in, one out, nothing in between, so that it waits while others run."""
 
-    def __init__(self, command: Sequence[str | Path], specification: Mapping[str, Any], log: Path):
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        specification: Mapping[str, Any],
+        log: Path,
+        threads: int | None = None,
+    ):
         self.log = log
+        cores = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 [*map(str, command), json.dumps(specification)],
@@ -41,7 +48,7 @@ class Worker:
                 stderr=errors,
                 text=True,
                 # While a worker waits its threads must sleep, or they take the cores from the one that is measured.
-                env={"OMP_WAIT_POLICY": "passive"} | os.environ,
+                env={"OMP_WAIT_POLICY": "passive"} | os.environ | cores,
             )
 
     def facts(self) -> dict[str, Any]:
