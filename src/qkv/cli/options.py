@@ -34,6 +34,9 @@ Strict = Annotated[
         "--strict", help="Stop at the first pair that would be skipped, and name its file and line."
     ),
 ]
+Encoding = Annotated[
+    str | None, typer.Option(help="How the bytes of a file are text, e.g. latin-1; by default UTF-8.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a finished run, or of a model.")]
 
@@ -75,22 +78,37 @@ def by_part(changes: Sequence[str] | None, *parts: str) -> dict[str, list[str]]:
     for change in changes or []:
         part, _, rest = change.strip().partition(".")
         if part not in found:
-            wanted = " or ".join(f"{name}.…" for name in parts)
-            raise QkvError(f"--set {change} has no effect on a finished model: set {wanted}, or train anew")
+            wanted = f"set {' or '.join(f'{name}.…' for name in parts)}, or " if parts else ""
+            raise QkvError(f"--set {change} has no effect on a finished model: {wanted}train anew")
         found[part].append(rest)
     return found
 
 
-def read_translator(path: Path) -> "tuple[Bundle, Translator]":
-    """The model of a run or directory, which must be one that translates."""
-    from qkv.decode.translator import Translator
+def expect_settable(task: str, parts: Sequence[str], options: Sequence[str], changes: Sequence[str]) -> None:
+    """Refuse changes of what a finished model cannot have changed; `options` stand for what was typed as an option."""
+    for option in options:
+        part, _, rest = option.partition("=")[0].partition(".")
+        if part not in parts:
+            raise QkvError(f"--{rest} is about a {part}, which a model for {task} has none of: leave it out")
+    by_part(changes, *parts)
+
+
+def read_predictor(path: Path) -> "tuple[Bundle, Any]":
+    """The model of a run or directory, and what it predicts with."""
     from qkv.store import bundle
     from qkv.tasks.task import kind, model_of
     from qkv.train.machine import keep_memory
 
     keep_memory()
     found = bundle.read(model_of(path))
-    predictor = kind(found.task).load(found)
+    return found, kind(found.task).load(found)
+
+
+def read_translator(path: Path) -> "tuple[Bundle, Translator]":
+    """The same, which must be one that translates."""
+    from qkv.decode.translator import Translator
+
+    found, predictor = read_predictor(path)
     if not isinstance(predictor, Translator):
         raise QkvError(f"{path} is a model for {found.task}; one that translates is wanted")
     return found, predictor

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 CLEANED = ("byte order mark", "Windows line ending")  # removed, the pair stays
-SKIPPED = ("invalid UTF-8", "over-long", "NUL", "empty", "duplicate")  # the whole pair is left out
+SKIPPED = ("invalid UTF-8", "undecodable", "over-long", "NUL", "empty", "no label", "duplicate")  # all of it is left out
 
 
 @dataclass
@@ -18,12 +18,14 @@ class Finding:
 
 @dataclass
 class Report:
-    """The lines read of each file, the pairs kept, and what was cleaned or skipped on the way."""
+    """The lines read of each file, the pairs (or texts) kept, and what was cleaned or skipped on the way."""
 
     name: str
     lines: Counter[str] = field(default_factory=Counter)
     kept: int = 0
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
+    unit: str = "pairs"
+    """What is kept and skipped."""
 
     def add(self, file: str, kind: str, line: int, example: str = "") -> None:
         """Count one more `kind` in `file`; the first one's line and a piece of its text are kept."""
@@ -39,14 +41,14 @@ class Report:
 
     @property
     def skipped(self) -> int:
-        """How many pairs were left out."""
+        """How many were left out."""
         return sum(self.count(kind) for kind in SKIPPED)
 
     def __str__(self) -> str:
         """One line for the corpus and one for each finding."""
         read = ", ".join(f"{file} {count:,} lines" for file, count in self.lines.items())
         return "\n".join(
-            [f"{self.name}: {self.kept:,} pairs kept, {self.skipped:,} skipped ({read or 'nothing read'})"]
+            [f"{self.name}: {self.kept:,} {self.unit} kept, {self.skipped:,} skipped ({read or 'nothing read'})"]
             + [
                 f"  {file}: {finding.count:,} × {kind} {'removed' if kind in CLEANED else 'skipped'}, first at line "
                 f"{finding.line:,}" + (f": {finding.example!r}" if finding.example else "")

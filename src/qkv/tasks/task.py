@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from qkv.data.report import Report
 from qkv.errors import QkvError, nearest
 from qkv.recipe.training import TrainConfig
 from qkv.store import bundle
@@ -42,6 +43,38 @@ class Scores:
         """The number that is compared, where more is better."""
         value = self.values[self.best_by]
         return value if self.more_is_better else -value
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a finished model is to be scored on."""
+
+    data: Sequence[str] = ()
+    """Files; without any, the validation data of its recipe."""
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """How to read them, as fields of the task's corpus."""
+    strict: bool = False
+    """Whether what would be left out is an error."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a finished model does on some data: over all, and by the groups that the task tells apart."""
+
+    counts: Mapping[str, int]
+    """How many examples each group has; `all` of them."""
+    scores: Mapping[str, Scores]
+    """By the same names."""
+    unit: str
+    """What is counted: sentences, texts."""
+    outputs: Sequence[str] = ()
+    """What the model says of each example, in the order of the data."""
+    reports: Sequence[Report] = ()
+    """What was found in the data."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What else decided the scores, in plain values."""
+    tables: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    """What else there is to see, by name: rows of cells, the first of them the heading."""
 
 
 class Task(ABC, Generic[Batch]):
@@ -120,12 +153,19 @@ class Kind(NamedTuple):
     """The task of a recipe; with the vocabularies and weights of a model to start from, if one is given."""
     load: Callable[[Bundle], Any]
     """The predictor of a finished model, as `qkv.load` returns it."""
+    evaluate: Callable[[Any, Any, Asked], Evaluation] | None = None
+    """Scores of a predictor, by its recipe, on the data that are asked for."""
+    settable: Sequence[str] = ()
+    """The parts of a recipe that can be changed when a finished model is evaluated."""
+    kept: Sequence[str] = ()
+    """The parts of a recipe that a model which starts from another takes over: how its inputs are made."""
 
 
 def names() -> list[str]:
     """Every task that there is: the modules beside this one."""
     package = importlib.import_module("qkv.tasks")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name != "task")
+    found = [module.name for module in pkgutil.iter_modules(package.__path__) if not module.ispkg]
+    return sorted(name for name in found if name != "task")  # packages hold what several tasks share
 
 
 def kind(name: str) -> Kind:
