@@ -93,7 +93,9 @@ def evaluate(
     bundle, predictor = read_predictor(run)
     task = kind(bundle.task)
     if task.evaluate is None:
-        raise QkvError(f"{run} is a model for {bundle.task}, which has no scores beside those of its training")
+        raise QkvError(
+            f"{run} is a model for {bundle.task}, which has no scores beside those of its training"
+        )
     quick = {"search.coverage": 0} if beam == 1 else {}  # with nothing to choose from there is nothing for it
     wanted = {"search.beam": beam, **quick, "metrics.tokenize": tokenize, "metrics.lowercase": lowercase}
     options = [f"{key}={str(value).lower()}" for key, value in wanted.items() if value is not None]
@@ -111,7 +113,7 @@ def evaluate(
         option = "--" + next(iter(reading)).replace("_", "-")
         raise typer.BadParameter(f"{option} is about --data: name that, too")
     config = from_tree(task.config, bundle.recipe, str(bundle.path))
-    if not data and not config.data.valid:
+    if not data and not (config.data.valid or getattr(config.data, "hold_out", 0)):
         raise QkvError(f"{run} was trained without validation data: name some with --data")
     config = override(config, [*options, *(changes or [])])
     found = task.evaluate(predictor, config, Asked(data or (), reading, strict))

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
@@ -36,6 +36,10 @@ Strict = Annotated[
 ]
 Encoding = Annotated[
     str | None, typer.Option(help="How the bytes of a file are text, e.g. latin-1; by default UTF-8.")
+]
+ReplaceInvalid = Annotated[
+    bool,
+    typer.Option("--replace-invalid", help="Replace bytes that cannot be decoded instead of stopping."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a finished run, or of a model.")]
@@ -112,6 +116,27 @@ def read_translator(path: Path) -> "tuple[Bundle, Translator]":
     if not isinstance(predictor, Translator):
         raise QkvError(f"{path} is a model for {found.task}; one that translates is wanted")
     return found, predictor
+
+
+def inputs_of(
+    predictor: Any, files: Sequence[str], encoding: str | None, replace_invalid: bool
+) -> Iterable[str]:
+    """What a predictor is to read: the lines of one file or of stdin, or the files themselves."""
+    from qkv.data.lines import STDIN, UTF8, expect_encoding, read_lines
+
+    if predictor.reads == "files":
+        if not files:
+            raise QkvError("the model reads files such as images: name at least one")
+        return files
+    if len(files) > 1:
+        raise QkvError(
+            f"{len(files)} files are given, and the model reads the lines of one: join them, e.g. cat A B | qkv …"
+        )
+    file = files[0] if files else STDIN
+    if file == STDIN and sys.stdin.isatty():
+        say("type lines and then Ctrl-D")
+    expect_encoding(encoding or UTF8)
+    return read_lines(file, invalid="replace" if replace_invalid else "error", encoding=encoding or UTF8)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

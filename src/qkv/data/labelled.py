@@ -147,7 +147,7 @@ def _undecodable(corpus: LabelledCorpus, row: _Row) -> str:
     fix = 'name the encoding that it has, e.g. encoding = "latin-1" (--encoding latin-1 of qkv evaluate)'
     if corpus.encoding != UTF8:
         return undecodable(row.file, row.line.number, corpus.encoding)
-    return f"{row.where} is not UTF-8: {fix}, or skip such lines in training: data.rules.invalid = \"skip\""
+    return f'{row.where} is not UTF-8: {fix}, or skip such lines in training: data.rules.invalid = "skip"'
 
 
 def _lines(corpus: LabelledCorpus, report: Report, rules: Rules) -> Iterator[Line]:
@@ -159,9 +159,7 @@ def _row(corpus: LabelledCorpus, line: Line, labels: tuple[str, ...] = (), *, ma
     return _Row(line, labels, corpus.name, f"{corpus.name} line {line.number}", many)
 
 
-def _from_lines(
-    corpus: LabelledCorpus, report: Report, rules: Rules, labelled: bool
-) -> Iterator[_Row]:
+def _from_lines(corpus: LabelledCorpus, report: Report, rules: Rules, labelled: bool) -> Iterator[_Row]:
     for line in _lines(corpus, report, rules):
         if line.fault or not labelled:
             yield _row(corpus, line)
@@ -170,9 +168,7 @@ def _from_lines(
         yield _row(corpus, line._replace(text=rest[0] if rest else ""), _labels(corpus, first))
 
 
-def _from_table(
-    corpus: LabelledCorpus, report: Report, rules: Rules, labelled: bool
-) -> Iterator[_Row]:
+def _from_table(corpus: LabelledCorpus, report: Report, rules: Rules, labelled: bool) -> Iterator[_Row]:
     rows = _csv_rows(corpus, report, rules) if corpus.kind == "csv" else _tsv_rows(corpus, report, rules)
     columns: tuple[int, ...] | None = None
     for line, cells in rows:
@@ -235,9 +231,7 @@ def _csv_rows(corpus: LabelledCorpus, report: Report, rules: Rules) -> Iterator[
         yield Line(taken[0].number, ",".join(cells), fault), cells
 
 
-def _from_json(
-    corpus: LabelledCorpus, report: Report, rules: Rules, labelled: bool
-) -> Iterator[_Row]:
+def _from_json(corpus: LabelledCorpus, report: Report, rules: Rules, labelled: bool) -> Iterator[_Row]:
     for line in _lines(corpus, report, rules):
         if line.fault or not line.text.strip():
             yield _row(corpus, line)
@@ -263,9 +257,7 @@ def _of_json(corpus: LabelledCorpus, where: str, value: Any) -> tuple[str, ...]:
     )
 
 
-def _from_folder(
-    corpus: LabelledCorpus, report: Report, rules: Rules, labelled: bool
-) -> Iterator[_Row]:
+def _from_folder(corpus: LabelledCorpus, report: Report, rules: Rules, labelled: bool) -> Iterator[_Row]:
     for number, (path, name) in enumerate(_in_folder(corpus), 1):
         # The lines of a file are one text, so a fault of one of them is the whole text's.
         found = list(lines(str(path), report, limit=4 * rules.longest + 6, encoding=corpus.encoding))

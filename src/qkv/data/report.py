@@ -4,7 +4,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 CLEANED = ("byte order mark", "Windows line ending")  # removed, the pair stays
-SKIPPED = ("invalid UTF-8", "undecodable", "over-long", "NUL", "empty", "no label", "duplicate")  # all of it is left out
+SKIPPED = (
+    "invalid UTF-8",
+    "undecodable",
+    "over-long",
+    "NUL",
+    "empty",
+    "no label",
+    "duplicate",
+)  # all of it is left out
 
 
 @dataclass
@@ -48,7 +56,9 @@ class Report:
         """One line for the corpus and one for each finding."""
         read = ", ".join(f"{file} {count:,} lines" for file, count in self.lines.items())
         return "\n".join(
-            [f"{self.name}: {self.kept:,} {self.unit} kept, {self.skipped:,} skipped ({read or 'nothing read'})"]
+            [
+                f"{self.name}: {self.kept:,} {self.unit} kept, {self.skipped:,} skipped ({read or 'nothing read'})"
+            ]
             + [
                 f"  {file}: {finding.count:,} × {kind} {'removed' if kind in CLEANED else 'skipped'}, first at line "
                 f"{finding.line:,}" + (f": {finding.example!r}" if finding.example else "")

@@ -5,7 +5,7 @@ Axes: B batch, T positions.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 import torch
@@ -61,6 +61,15 @@ class Sequences:
         """With start and end."""
         return self.ids.lengths + _ENDS
 
+    def notice(self, longest: int, where: Sequence[str]) -> str | None:
+        """What was cut, for the log; None when nothing was. `where` says where each text stands."""
+        if not self.cut:
+            return None
+        return (
+            f"{self.cut:,} of {len(self):,} texts are longer than batches.longest = {longest} tokens and lose their ends, "
+            f"first {where[self.first_cut]}"
+        )
+
     def batch(self, rows: np.ndarray, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """These texts as token_BT, and keep_BT, True where a token is real."""
         lengths = self.lengths[rows]
@@ -73,6 +82,15 @@ class Sequences:
         return torch.from_numpy(ids), torch.from_numpy(np.arange(width) < lengths[:, None])
 
 
+def expect_places(longest: int, positions: str, length: int) -> None:
+    """Refuse texts longer than a model with a vector for each place can read."""
+    if positions == "learned" and longest > length:
+        raise QkvError(
+            f"batches.longest is {longest}, but this model can tell {length} places apart: "
+            f"set model.length={longest}, or lower batches.longest"
+        )
+
+
 def encode_texts(texts: Iterable[str], tokens: Tokens, longest: int) -> Sequences:
     """The ids of these texts, of each at most the first `longest` with start and end."""
     parts, rest, most = [], iter(texts), longest - _ENDS
@@ -83,7 +101,9 @@ def encode_texts(texts: Iterable[str], tokens: Tokens, longest: int) -> Sequence
     if not len(over):
         return Sequences(whole, 0, 0)
     lengths = np.minimum(whole.lengths, most)
-    inside = np.arange(len(whole.flat)) - np.repeat(np.cumsum(whole.lengths) - whole.lengths, whole.lengths) < most
+    inside = (
+        np.arange(len(whole.flat)) - np.repeat(np.cumsum(whole.lengths) - whole.lengths, whole.lengths) < most
+    )
     return Sequences(Ragged(whole.flat[inside], lengths), len(over), int(over[0]))
 
 
@@ -103,7 +123,7 @@ def in_order(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
     """Every row once, longest first: memory that does not suffice shows at once. One beyond the budget is alone."""
     rows = np.argsort(-lengths, kind="stable")
     starts = cut(lengths[rows], budget)
-    return (rows[start:stop] for start, stop in zip(starts[:-1], starts[1:], strict=True))
+    return (rows[start:stop] for start, stop in pairwise(starts))
 
 
 def real_share(lengths: np.ndarray, batches: Sequence[np.ndarray]) -> float:

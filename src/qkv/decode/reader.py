@@ -132,7 +132,10 @@ def guesses(
         order = sorted(range(len(labels)), key=lambda label: -likely_C[label])
         if top is None and multiple:
             order = [label for label in order if likely_C[label] > 0.5]
-        yield [Guess(labels[label], likely_C[label]) for label in order[: 1 if top is None and not multiple else top]]
+        yield [
+            Guess(labels[label], likely_C[label])
+            for label in order[: 1 if top is None and not multiple else top]
+        ]
 
 
 @torch.inference_mode()

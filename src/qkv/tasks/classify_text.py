@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.config import config
-from qkv.data.labelled import Example, LabelledCorpus, read_examples
+from qkv.data.labelled import Example, LabelledCorpus
 from qkv.data.report import Report
-from qkv.data.sequences import Sequences, SequencesConfig, encode_texts, plan, real_share
-from qkv.data.text import Rules
+from qkv.data.sequences import SequencesConfig, encode_texts, expect_places, plan, real_share
 from qkv.data.tokens import Tokens, TokensConfig
 from qkv.decode.reader import Classifier, run
 from qkv.errors import QkvError
@@ -31,34 +30,19 @@ from qkv.recipe.training import TrainConfig
 from qkv.store.bundle import TOKENIZERS, Bundle, Savable
 from qkv.store.transfer import transfer
 from qkv.tasks.shared import labels as scoring
-from qkv.tasks.shared.baselines import WordWeights, majority
+from qkv.tasks.shared.labelled import (
+    LabelledDataConfig,
+    LabelledSet,
+    baselines,
+    read_all,
+    read_data,
+    truth_of,
+)
 from qkv.tasks.shared.labels import ClassWeights, LabelMetricsConfig, Labels
 from qkv.tasks.task import Asked, Epoch, Evaluation, Kind, Scores, Task
 
 ModelConfig = Annotated[BertClassifierConfig | TextCnnConfig, Field(discriminator="kind")]
 Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-@config
-class LabelledDataConfig:
-    """What to learn from, and what to validate on."""
-
-    train: tuple[LabelledCorpus, ...]
-    """Corpora to train on."""
-    valid: tuple[LabelledCorpus, ...] = ()
-    """Corpora to validate on; without any, and without hold_out, the last weights are the best."""
-    hold_out: Share = 0.0
-    """The share of the training texts that is validated on instead, chosen by a hash of the text: none is on both sides."""
-    names: dict[str, str] = Field(default_factory=dict)
-    """What labels are called, where the files call them otherwise: {"0" = "negative", "1" = "positive"}."""
-    rules: Rules = Rules(longest=100_000)
-    """What happens to faulty texts."""
-
-    def __post_init__(self) -> None:
-        if self.valid and self.hold_out:
-            raise QkvError(
-                f"hold_out is {self.hold_out} though valid names data to validate on: leave one of them out"
-            )
 
 
 @config
@@ -95,13 +79,8 @@ class ClassifyTextConfig:
             raise QkvError(
                 f"smoothing is {self.smoothing}, for texts with one label, and multiple is true: leave one of them out"
             )
-        model, longest = self.model, self.batches.longest
-        places = isinstance(model, BertClassifierConfig) and model.positions == "learned"
-        if isinstance(model, BertClassifierConfig) and places and longest > model.length:
-            raise QkvError(
-                f"batches.longest is {longest}, but this model can tell {model.length} places apart: "
-                f"set model.length={longest}, or lower batches.longest"
-            )
+        if isinstance(self.model, BertClassifierConfig):
+            expect_places(self.batches.longest, self.model.positions, self.model.length)
 
 
 @dataclass(frozen=True)
@@ -115,28 +94,15 @@ class TextBatch:
     """Which texts these are."""
 
 
-@dataclass(frozen=True)
-class Set:
-    """Labelled texts, read and encoded."""
-
-    examples: list[Example]
-    texts: Sequences
-    truth_NC: np.ndarray
-
-
 class ClassifyText(Task[TextBatch]):
     """Training a text classifier."""
 
     def __init__(self, config: ClassifyTextConfig, start: Bundle | None = None):
-        train, valid, self.reports = _read(config.data)
+        train, valid, self.reports = read_data(config.data)
         self.labels = _labels(config, train)
-        self.tokens = (
-            Tokens.load(start.tokenizers[TOKENIZERS[0]]) if start else _learn(train, config.tokens)
-        )
+        self.tokens = Tokens.load(start.tokenizers[TOKENIZERS[0]]) if start else _learn(train, config.tokens)
         sizes = {"vocabulary": self.tokens.size, "labels": len(self.labels.names)}
-        self.config = config = replace(
-            config, labels=self.labels.names, model=replace(config.model, **sizes)
-        )
+        self.config = config = replace(config, labels=self.labels.names, model=replace(config.model, **sizes))
         self.train_set, self.valid_set = self._encoded(train), self._encoded(valid)
         weights = self.labels.weights(self.train_set.truth_NC, config.class_weights)
         self.weight_C = torch.from_numpy(weights).float()
@@ -154,7 +120,9 @@ class ClassifyText(Task[TextBatch]):
         return self._model
 
     def epoch(self, number: int) -> Epoch[TextBatch]:
-        return _Epoch(self, plan(self.train_set.texts.lengths, self.config.batches, self.training.seed, number))
+        return _Epoch(
+            self, plan(self.train_set.texts.lengths, self.config.batches, self.training.seed, number)
+        )
 
     def targets(self, batch: TextBatch) -> int:
         return len(batch.rows)
@@ -217,30 +185,28 @@ class ClassifyText(Task[TextBatch]):
         token_BT, keep_BT = self.train_set.texts.batch(rows, self.tokens)
         return TextBatch(token_BT, keep_BT, torch.from_numpy(self.train_set.truth_NC[rows]), rows)
 
-    def _encoded(self, examples: list[Example]) -> Set:
+    def _encoded(self, examples: list[Example]) -> LabelledSet:
         texts = encode_texts((one.text for one in examples), self.tokens, self.config.batches.longest)
-        return Set(examples, texts, _truth(self.labels, examples))
+        return LabelledSet(examples, texts, truth_of(self.labels, examples))
 
     def _about_data(self) -> list[str | None]:
         """What a user should know of texts and labels."""
-        train, longest = self.train_set, self.config.batches.longest
+        train = self.train_set
         counts = sorted(zip(train.truth_NC.sum(0).tolist(), self.labels.names, strict=True), reverse=True)
         shown = ", ".join(f"{name} {count:,}" for count, name in counts[:20])
         more = f" and {len(counts) - 20} more" if len(counts) > 20 else ""
-        cut = train.texts.cut
         return [
             f"labels: {shown}{more}; {len(train.examples):,} texts to train on, "
             f"{len(self.valid_set.examples):,} to validate on",
             self.tokens.notice,
-            f"{cut:,} texts are longer than batches.longest = {longest} tokens and lose their ends, first "
-            f"{train.examples[train.texts.first_cut].where}"
-            if cut
-            else None,
+            train.texts.notice(self.config.batches.longest, [one.where for one in train.examples]),
         ]
 
     def _baselines(self) -> str:
         found = baselines(self.train_set, self.valid_set, self.labels)
-        told = "; ".join(f"{name} accuracy {v['accuracy']:.2f}, macro-F1 {v['macro_f1']:.2f}" for name, v in found.items())
+        told = "; ".join(
+            f"{name} accuracy {v['accuracy']:.2f}, macro-F1 {v['macro_f1']:.2f}" for name, v in found.items()
+        )
         return f"to beat on the validation data: {told}"
 
     def _renamed(self, start: Bundle) -> dict[str, list[int | None]]:
@@ -270,7 +236,11 @@ def build(config: BertClassifierConfig | TextCnnConfig) -> TextClassifier:
 
 
 def loss_of(
-    logits_BC: Tensor, truth_BC: Tensor, labels: Labels, weight_C: Tensor | None = None, smoothing: float = 0.0
+    logits_BC: Tensor,
+    truth_BC: Tensor,
+    labels: Labels,
+    weight_C: Tensor | None = None,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """Nats, summed over texts: of the one right label, or of all labels."""
     if labels.multiple:
@@ -291,20 +261,51 @@ def scores(
     )
 
 
-def baselines(train: Set, test: Set, labels: Labels) -> dict[str, dict[str, float]]:
-    """What simple classifiers reach that learnt from the same texts."""
-    commonest_NC = np.broadcast_to(majority(train.truth_NC, labels), test.truth_NC.shape)
-    words = WordWeights([one.text for one in train.examples], train.truth_NC, labels)
-    chosen_NC = labels.chosen(words.logits([one.text for one in test.examples]))
-    return {
-        "majority": scoring.compare(test.truth_NC, commonest_NC, labels.multiple),
-        "tf-idf": scoring.compare(test.truth_NC, chosen_NC, labels.multiple),
-    }
-
-
 def evaluate(classifier: Classifier, config: ClassifyTextConfig, asked: Asked) -> Evaluation:
     """Classify some texts and compare with their labels; beside it what simple classifiers reach."""
-    raise NotImplementedError
+    labels, reports = Labels(classifier.labels, classifier.multiple), []
+    test = _asked_for(config.data, asked, reports)
+    truth_NC = truth_of(labels, test)
+    logits_NC = classifier.logits([one.text for one in test])
+    chosen_NC = labels.chosen(logits_NC)
+    found = {"all": scores(logits_NC, truth_NC, labels, config.metrics)}
+    if config.metrics.baselines:
+        train, _, _ = read_data(replace(config.data, valid=()))
+        learnt = LabelledSet(train, classifier.encode([]), truth_of(labels, train))
+        for name, values in baselines(learnt, LabelledSet(test, learnt.texts, truth_NC), labels).items():
+            found[name] = Scores(values, config.metrics.best_by)
+    tables = {"by label": scoring.by_label(labels, truth_NC, chosen_NC)}
+    if not labels.multiple:
+        tables["confusion"] = scoring.confusion(labels, truth_NC, chosen_NC)
+    return Evaluation(
+        counts=dict.fromkeys(found, len(test)),
+        scores=found,
+        unit="texts",
+        outputs=[labels.text(chosen_C) for chosen_C in chosen_NC],
+        reports=reports,
+        tables=tables,
+    )
+
+
+def _asked_for(data: LabelledDataConfig, asked: Asked, reports: list[Report]) -> list[Example]:
+    """The texts to be scored on, by default those of the recipe's validation."""
+    if len(asked.data) > 1:
+        raise QkvError(f"{len(asked.data)} files of data are given; one with texts and labels is wanted")
+    data = replace(data, rules=replace(data.rules, strict=asked.strict or data.rules.strict))
+    corpora = data.valid
+    if asked.data:
+        # As the recipe reads its data, but for what is said here.
+        like = (*data.valid, *data.train)[0]
+        kept = {name: getattr(like, name) for name in ("separator", "encoding")}
+        corpora = (LabelledCorpus(source=asked.data[0], **kept | dict(asked.reading)),)
+    elif data.hold_out:
+        _, held, found = read_data(data)
+        reports += found
+        return held
+    found = read_all(corpora, replace(data.rules, duplicates="keep"), data.names, reports)
+    if not found:
+        raise QkvError("\n".join([*map(str, reports), "there is no text to score on: see what was skipped"]))
+    return found
 
 
 def load(bundle: Bundle) -> Classifier:
@@ -313,39 +314,7 @@ def load(bundle: Bundle) -> Classifier:
     model = build(config.model)
     model.load_state_dict(bundle.tensors)
     tokens = Tokens.load(bundle.tokenizers[TOKENIZERS[0]])
-    return Classifier(
-        model, tokens, config.labels, multiple=config.multiple, longest=config.batches.longest
-    )
-
-
-def _read(data: LabelledDataConfig) -> tuple[list[Example], list[Example], list[Report]]:
-    """The texts to train and to validate on, and what was found in their files."""
-    reports: list[Report] = []
-    train = read_all(data.train, data.rules, data.names, reports)
-    # With its duplicates: scores are comparable only over all of a set.
-    valid = read_all(data.valid, replace(data.rules, duplicates="keep"), data.names, reports)
-    if data.hold_out:
-        held = [_share(example.text) < data.hold_out for example in train]
-        valid = [example for example, out in zip(train, held, strict=True) if out]
-        train = [example for example, out in zip(train, held, strict=True) if not out]
-    if not train or (not valid and (data.valid or data.hold_out)):
-        which = "train" if not train else "validate"
-        raise QkvError("\n".join([*map(str, reports), f"there is no text left to {which} on: see what was skipped"]))
-    return train, valid, reports
-
-
-def read_all(
-    corpora: Sequence[LabelledCorpus], rules: Rules, names: Mapping[str, str], reports: list[Report]
-) -> list[Example]:
-    """The examples of all corpora, their labels by the names that they are to have."""
-    found: list[Example] = []
-    for corpus in corpora:
-        report = Report(corpus.name, unit="texts")
-        for example in read_examples(corpus, report, rules):
-            labels = tuple(names.get(name, name) for name in example.labels)
-            found.append(example._replace(labels=labels))
-        reports.append(report)
-    return found
+    return Classifier(model, tokens, config.labels, multiple=config.multiple, longest=config.batches.longest)
 
 
 def _labels(config: ClassifyTextConfig, train: list[Example]) -> Labels:
@@ -359,15 +328,6 @@ def _learn(train: list[Example], c: TokensConfig) -> Tokens:
     return Tokens.train(
         (one.text for one in train), kind=c.kind, size=c.size, minimum=c.minimum, lowercase=c.lowercase
     )
-
-
-def _truth(labels: Labels, examples: list[Example]) -> np.ndarray:
-    return labels.matrix([one.labels for one in examples], [one.where for one in examples])
-
-
-def _share(text: str) -> float:
-    """A number from 0 to 1 that is a text's own, for ever."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 KIND = Kind(

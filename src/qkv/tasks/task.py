@@ -10,8 +10,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from qkv.config import inside
 from qkv.data.report import Report
 from qkv.errors import QkvError, nearest
+from qkv.recipe.config import to_tree
+from qkv.recipe.recipe import resolve
 from qkv.recipe.training import TrainConfig
 from qkv.store import bundle
 from qkv.store.bundle import Bundle, Savable
@@ -173,6 +176,79 @@ def kind(name: str) -> Kind:
     if name not in names():
         raise QkvError(f"unknown task {name!r}: choose one of {', '.join(names())}{nearest(name, names())}")
     return importlib.import_module(f"qkv.tasks.{name}").KIND
+
+
+def resolved(tree: dict[str, Any], changes: Sequence[str] = (), source: str = "") -> Any:
+    """The recipe of a tree, of whichever task, with changes as `--set` takes them.
+
+    One that starts from a model (`train.start`) has the model's sizes and choices, but for those that it names itself,
+    and prepares its inputs as that model did.
+    """
+    found = kind(str(tree.get("task", "translate")))
+    place = _start_of(tree, changes)
+    if place is None:
+        return resolve(found.config, tree, found.presets, changes, source)
+    start = bundle.read(model_of(place))
+    own = tree.get("model", {})
+    kept = {part: start.recipe.get(part, {}) | tree.get(part, {}) for part in found.kept}
+    tree = tree | kept | {"model": _model_of(found, start, own)}
+    config = resolve(found.config, tree, found.presets, changes, source)
+    for part in found.kept:
+        now, before = to_tree(config)[part], start.recipe.get(part, {})
+        for name in now.keys() & before.keys():
+            if now[name] != before[name]:
+                raise QkvError(
+                    f"{part}.{name} is {now[name]!r}, but {place}, from which training starts, was made with "
+                    f"{before[name]!r}, and keeps it: leave {part}.{name} out"
+                )
+    return config
+
+
+def starting(config: Any) -> Bundle | None:
+    """The model that a recipe starts from, if any."""
+    place = config.train.start
+    return None if place is None else bundle.read(model_of(place))
+
+
+def files(config: Any) -> list[str]:
+    """The files that decide what a recipe's run learns: its data, and the model that it starts from."""
+    place = config.train.start
+    more = [] if place is None else [str(model_of(place) / bundle.WEIGHTS)]
+    return [*kind(config.task).files(config), *more]
+
+
+def _start_of(tree: dict[str, Any], changes: Sequence[str]) -> str | None:
+    """Where a recipe says that training starts; the last change has the last word."""
+    place = tree.get("train", {}).get("start") if isinstance(tree.get("train", {}), dict) else None
+    for change in changes:
+        key, _, value = change.partition("=")
+        if key.strip() == "train.start":
+            place = value.strip().strip("'\"")
+    return None if place == "none" else place
+
+
+def _model_of(found: Kind, start: Bundle, own: dict[str, Any]) -> dict[str, Any]:
+    """The table of a model that starts from another: the other's values, and its own over them."""
+    before = start.recipe.get("model", {})
+    name = own.get("kind", before.get("kind"))
+    configs = [
+        option for option in inside((found.config,), "model") if hasattr(option, "__pydantic_fields__")
+    ]
+    match = next((one for one in configs if one.__pydantic_fields__["kind"].default == name), None)
+    if match is None or name != before.get("kind"):
+        raise QkvError(
+            f"{start.path} is a {before.get('kind')} for {start.task}, and a {name} is wanted: start from a model of the "
+            "same kind, or name no kind"
+        )
+    preset = found.presets[name].get(own.get("preset", ""), {})
+    for key, value in preset.items():
+        if before.get(key) != value and key not in own:
+            raise QkvError(
+                f"model.preset is {own['preset']!r}, with {key} = {value}, and {start.path}, from which training starts, has "
+                f"{before.get(key)}: leave model.preset out"
+            )
+    rest = {key: value for key, value in own.items() if key != "preset"}
+    return {key: value for key, value in before.items() if key in match.__pydantic_fields__} | rest
 
 
 def load(path: Path | str) -> Any:

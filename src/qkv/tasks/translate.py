@@ -32,6 +32,7 @@ from qkv.models.transformer import Transformer, TransformerConfig
 from qkv.recipe.config import from_tree
 from qkv.recipe.training import TrainConfig
 from qkv.store.bundle import TOKENIZERS, Bundle, Savable
+from qkv.store.transfer import transfer
 from qkv.tasks.shared.bleu import MetricsConfig, bleu_of, compare
 from qkv.tasks.task import Asked, Epoch, Evaluation, Kind, Scores, Task
 
@@ -163,7 +164,7 @@ class Translation(Task[Batch]):
         torch.manual_seed(config.train.seed)
         self._model = build(config.model)
         if start:
-            self._model.load_state_dict(start.tensors)
+            self.notices.append(transfer(self._model, start))
         if self.valid:  # what the search cannot do shall not show after an epoch
             translator = self._translator()
             quick = replace(translator.config, maximum=translator.config.minimum + 1)

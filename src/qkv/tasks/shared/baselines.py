@@ -8,7 +8,10 @@ lines here spare every user an installation of 150 MB.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,25 +43,31 @@ class WordWeights:
             texts_V[[self.columns[term] for term in terms]] += 1
         # Spärck Jones 1972, smoothed as if one more text had every word
         self.rarity_V = np.log((1 + len(texts)) / (1 + texts_V)) + 1
-        x_NV, truth = self._matrix(counted), torch.from_numpy(truth_NC)
+        words, truth = self._words(counted), torch.from_numpy(truth_NC)
         self.weight_VC = torch.zeros(len(self.columns), truth_NC.shape[1], dtype=torch.float64)
         self.bias_C = torch.zeros(truth_NC.shape[1], dtype=torch.float64)
-        self._fit(x_NV, truth)
+        self._fit(words, truth)
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
         """Scores of the labels of these texts, logits_NC; words that were not learnt count nothing."""
-        return (self._matrix([_count(text) for text in texts]) @ self.weight_VC + self.bias_C).numpy()
+        return self._score(self._words([_count(text) for text in texts])).numpy()
 
-    def loss(self, x_NV: Tensor, truth_NC: Tensor, weight_VC: Tensor, bias_C: Tensor) -> Tensor:
+    def _score(self, words: "_Words") -> Tensor:
+        weighed_NC = F.embedding_bag(
+            words.columns, self.weight_VC, words.starts, mode="sum", per_sample_weights=words.values
+        )
+        return weighed_NC + self.bias_C
+
+    def _loss(self, words: "_Words", truth_NC: Tensor) -> Tensor:
         """What is least at the weights that are learnt."""
-        logits_NC = x_NV @ weight_VC + bias_C
+        logits_NC = self._score(words)
         if self.labels.multiple:
             lost = F.binary_cross_entropy_with_logits(logits_NC, truth_NC.double(), reduction="sum")
         else:
             lost = F.cross_entropy(logits_NC, truth_NC.double().argmax(1), reduction="sum")
-        return _STRENGTH * lost + weight_VC.square().sum() / 2
+        return _STRENGTH * lost + self.weight_VC.square().sum() / 2
 
-    def _fit(self, x_NV: Tensor, truth_NC: Tensor) -> None:
+    def _fit(self, words: "_Words", truth_NC: Tensor) -> None:
         weights = [self.weight_VC.requires_grad_(), self.bias_C.requires_grad_()]
         search = torch.optim.LBFGS(
             weights, max_iter=200, tolerance_grad=1e-4, history_size=10, line_search_fn="strong_wolfe"
@@ -66,7 +75,7 @@ class WordWeights:
 
         def evaluate() -> Tensor:
             search.zero_grad()
-            loss = self.loss(x_NV, truth_NC, self.weight_VC, self.bias_C)
+            loss = self._loss(words, truth_NC)
             loss.backward()
             return loss
 
@@ -75,30 +84,29 @@ class WordWeights:
         for weight in weights:
             weight.requires_grad_(False)
 
-    def _matrix(self, counted: Sequence[dict[str, int]]) -> Tensor:
-        """TF-IDF of each text, of length 1, as a sparse matrix x_NV."""
-        columns, values, lengths = [], [], []
+    def _words(self, counted: Sequence[Counter[str]]) -> "_Words":
+        """TF-IDF of each text, of length 1."""
+        columns, values, starts = [np.zeros(0, np.int64)], [np.zeros(0)], [0]
         for terms in counted:
             known = [term for term in terms if term in self.columns]
-            row_V = np.array([self.columns[term] for term in known], dtype=np.int64)
-            value_V = (1 + np.log([terms[term] for term in known])) * self.rarity_V[row_V]
-            columns.append(row_V)
-            values.append(value_V / max(np.linalg.norm(value_V), 1e-12))
-            lengths.append(len(known))
-        starts = torch.from_numpy(np.cumsum([0, *lengths]))
-        return torch.sparse_csr_tensor(
-            starts,
-            torch.from_numpy(np.concatenate(columns)),
-            torch.from_numpy(np.concatenate(values)),
-            (len(counted), len(self.columns)),
-            check_invariants=False,
-        )
+            column_K = np.array([self.columns[term] for term in known], dtype=np.int64)
+            value_K = (1 + np.log([terms[term] for term in known])) * self.rarity_V[column_K]
+            columns.append(column_K)
+            values.append(value_K / max(np.linalg.norm(value_K), 1e-12))
+            starts.append(starts[-1] + len(known))
+        parts = np.concatenate(columns), np.concatenate(values), np.array(starts[:-1], dtype=np.int64)
+        return _Words(*map(torch.from_numpy, parts))
 
 
-def _count(text: str) -> dict[str, int]:
+class _Words(NamedTuple):
+    """A sparse matrix, row after row: the columns and values that are not zero, and where each row starts."""
+
+    columns: Tensor
+    values: Tensor
+    starts: Tensor
+
+
+def _count(text: str) -> Counter[str]:
     """How often each word, and each pair of neighbours, stands in a text."""
     words = _WORD.findall(text.lower())
-    counts: dict[str, int] = {}
-    for term in [*words, *(" ".join(pair) for pair in zip(words, words[1:], strict=False))]:
-        counts[term] = counts.get(term, 0) + 1
-    return counts
+    return Counter([*words, *(" ".join(pair) for pair in pairwise(words))])

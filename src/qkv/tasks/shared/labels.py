@@ -110,9 +110,7 @@ def compare(truth_NC: np.ndarray, chosen_NC: np.ndarray, multiple: bool = False)
     return values
 
 
-def scores(
-    values: dict[str, float], metrics: LabelMetricsConfig
-) -> Scores:
+def scores(values: dict[str, float], metrics: LabelMetricsConfig) -> Scores:
     """The same as the trainer compares them."""
     return Scores(values, metrics.best_by, metrics.best_by != "loss")
 
