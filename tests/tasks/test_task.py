@@ -22,6 +22,7 @@ from qkv.train.train import write_model
 
 # A recipe for each task that trains within a moment, and something to give its predictor.
 NUMBERS = {"source": "numbers", "tag": "de"}
+TOPICS = str(Path(__file__).with_name("topics.tsv"))
 EXAMPLES: dict[str, dict[str, Any]] = {
     "translate": {
         "data": {"train": [NUMBERS | {"limit": 60}], "valid": [NUMBERS | {"limit": 5}]},
@@ -29,6 +30,18 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "batches": {"budget": 300, "longest": 50},
         "model": {"width": 12, "hidden": 20, "heads": 3, "encoder_layers": 1, "decoder_layers": 1},
         "search": {"maximum": 5},
+    },
+    "classify_text": {
+        "data": {"train": [{"source": TOPICS}], "valid": [{"source": TOPICS, "limit": 9}]},
+        "tokens": {"kind": "word", "minimum": 1},
+        "batches": {"budget": 100, "longest": 20},
+        "model": {"width": 12, "hidden": 20, "heads": 3, "layers": 1},
+    },
+    "masked": {
+        "data": {"train": [{"source": TOPICS}], "valid": [{"source": TOPICS, "limit": 9}]},
+        "tokens": {"kind": "word", "minimum": 1},
+        "batches": {"budget": 100, "longest": 20},
+        "model": {"width": 12, "hidden": 20, "heads": 3, "layers": 1},
     },
 }  # fmt: skip
 

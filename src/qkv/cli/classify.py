@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from qkv.cli.options import Encoding, Json, Model, ReplaceInvalid, inputs_of, read_predictor, results
+from qkv.cli.options import (
+    Encoding,
+    Json,
+    Model,
+    ReplaceInvalid,
+    inputs_of,
+    is_typed,
+    read_predictor,
+    results,
+)
 from qkv.errors import QkvError
 
 
@@ -43,8 +52,9 @@ def classify(
         raise QkvError(f"{run} is a model for {bundle.task}; one that classifies is wanted")
     inputs = inputs_of(classifier, files or [], encoding, replace_invalid)
     named = classifier.reads == "files"
+    answered = {"window": 1} if is_typed(classifier, files or []) else {}  # each line at once
     with results(out, files or []) as stream:
-        for judged in classifier.stream(inputs, top):
+        for judged in classifier.stream(inputs, top, **answered):
             stream.write((as_object(judged) if as_json else as_text(judged, named)) + "\n")
             stream.flush()
 

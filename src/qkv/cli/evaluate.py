@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.cli.options import (
+    Columns,
     Encoding,
     Json,
+    Keys,
     Model,
     Set,
     Strict,
@@ -17,10 +19,12 @@ from qkv.cli.options import (
     results,
     say,
     table,
+    two,
 )
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
+    from qkv.store.bundle import Bundle
     from qkv.tasks.task import Evaluation
 
 # Which data, and how they are read.
@@ -30,20 +34,6 @@ Data = Annotated[
         metavar="FILE",
         help="A file or folder as in recipes; for translation also twice: sources and targets. By default the recipe's "
         "validation data.",
-    ),
-]
-Columns = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ONE,TWO",
-        help="The columns of a TSV or CSV file with source and target, or text and label, counted from 1; by default 1,2.",
-    ),
-]
-Keys = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ONE,TWO",
-        help="The same for the keys of a JSONL file; a dot leads into an object: translation.en.",
     ),
 ]
 Tag = Annotated[
@@ -87,7 +77,6 @@ def evaluate(
     Several languages are scored one by one and all together. Classifiers are shown beside what simple ones reach, and
     with what they confuse. --set changes how a model is scored, e.g. search.alpha=0.6.
     """
-    from qkv.recipe.config import from_tree, override
     from qkv.tasks.task import Asked, kind
 
     bundle, predictor = read_predictor(run)
@@ -96,9 +85,7 @@ def evaluate(
         raise QkvError(
             f"{run} is a model for {bundle.task}, which has no scores beside those of its training"
         )
-    quick = {"search.coverage": 0} if beam == 1 else {}  # with nothing to choose from there is nothing for it
-    wanted = {"search.beam": beam, **quick, "metrics.tokenize": tokenize, "metrics.lowercase": lowercase}
-    options = [f"{key}={str(value).lower()}" for key, value in wanted.items() if value is not None]
+    options = as_changes(beam, tokenize, lowercase)
     expect_settable(bundle.task, task.settable, options, changes or [])
     places = {
         "columns": two("--columns", columns, "2,3"),
@@ -109,13 +96,7 @@ def evaluate(
         "tag_key": tag_key,
     }
     reading = {name: value for name, value in places.items() if value is not None}
-    if reading and not data:
-        option = "--" + next(iter(reading)).replace("_", "-")
-        raise typer.BadParameter(f"{option} is about --data: name that, too")
-    config = from_tree(task.config, bundle.recipe, str(bundle.path))
-    if not data and not (config.data.valid or getattr(config.data, "hold_out", 0)):
-        raise QkvError(f"{run} was trained without validation data: name some with --data")
-    config = override(config, [*options, *(changes or [])])
+    config = recipe_of(bundle, [*options, *(changes or [])], data, reading)
     found = task.evaluate(predictor, config, Asked(data or (), reading, strict))
     for report in found.reports:
         if report.findings:  # scores are comparable only over all of a set, so what is left out is told
@@ -126,18 +107,25 @@ def evaluate(
     print_json(as_tree(found)) if as_json else print(as_text(found))
 
 
-def two(option: str, text: str | None, example: str) -> tuple[Any, Any] | None:
-    """Where the two sides stand, as `--columns` and `--keys` say it: by number or by name."""
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) != 2:
-        raise typer.BadParameter(
-            f"{option} is {text}; where the two sides stand is wanted, e.g. {option} {example}"
-        )
-    one, other = parts
-    numbers = option == "--columns" and one.isdecimal() and other.isdecimal()
-    return (int(one), int(other)) if numbers else (one, other)
+def as_changes(beam: int | None, tokenize: str | None, lowercase: bool | None) -> list[str]:
+    """The options of translation as `--set` would have them."""
+    quick = {"search.coverage": 0} if beam == 1 else {}  # with nothing to choose from there is nothing for it
+    wanted = {"search.beam": beam, **quick, "metrics.tokenize": tokenize, "metrics.lowercase": lowercase}
+    return [f"{key}={str(value).lower()}" for key, value in wanted.items() if value is not None]
+
+
+def recipe_of(bundle: "Bundle", changes: list[str], data: list[str] | None, reading: dict[str, Any]) -> Any:
+    """The model's recipe with these changes; without data of its own there is nothing to read in another way."""
+    from qkv.recipe.config import from_tree, override
+    from qkv.tasks.task import kind
+
+    if reading and not data:
+        option = "--" + next(iter(reading)).replace("_", "-")
+        raise typer.BadParameter(f"{option} is about --data: name that, too")
+    config = from_tree(kind(bundle.task).config, bundle.recipe, str(bundle.path))
+    if not data and not (config.data.valid or getattr(config.data, "hold_out", 0)):
+        raise QkvError(f"{bundle.path} was trained without validation data: name some with --data")
+    return override(config, changes)
 
 
 def as_tree(found: "Evaluation") -> dict[str, Any]:

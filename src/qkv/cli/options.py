@@ -37,6 +37,20 @@ Strict = Annotated[
 Encoding = Annotated[
     str | None, typer.Option(help="How the bytes of a file are text, e.g. latin-1; by default UTF-8.")
 ]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ONE,TWO",
+        help="The columns of a TSV or CSV file with source and target, or text and label, counted from 1; by default 1,2.",
+    ),
+]
+Keys = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ONE,TWO",
+        help="The same for the keys of a JSONL file; a dot leads into an object: translation.en.",
+    ),
+]
 ReplaceInvalid = Annotated[
     bool,
     typer.Option("--replace-invalid", help="Replace bytes that cannot be decoded instead of stopping."),
@@ -118,6 +132,25 @@ def read_translator(path: Path) -> "tuple[Bundle, Translator]":
     return found, predictor
 
 
+def two(option: str, text: str | None, example: str) -> tuple[Any, Any] | None:
+    """Where the two sides stand, as `--columns` and `--keys` say it: by number or by name."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2:
+        raise typer.BadParameter(
+            f"{option} is {text}; where the two sides stand is wanted, e.g. {option} {example}"
+        )
+    one, other = parts
+    numbers = option == "--columns" and one.isdecimal() and other.isdecimal()
+    return (int(one), int(other)) if numbers else (one, other)
+
+
+def is_typed(predictor: Any, files: Sequence[str]) -> bool:
+    """Whether lines come from somebody who types them."""
+    return predictor.reads == "lines" and list(files) in ([], ["-"]) and sys.stdin.isatty()
+
+
 def inputs_of(
     predictor: Any, files: Sequence[str], encoding: str | None, replace_invalid: bool
 ) -> Iterable[str]:
@@ -133,8 +166,8 @@ def inputs_of(
             f"{len(files)} files are given, and the model reads the lines of one: join them, e.g. cat A B | qkv …"
         )
     file = files[0] if files else STDIN
-    if file == STDIN and sys.stdin.isatty():
-        say("type lines and then Ctrl-D")
+    if is_typed(predictor, files):
+        say("type a line and Enter; Ctrl-D ends")
     expect_encoding(encoding or UTF8)
     return read_lines(file, invalid="replace" if replace_invalid else "error", encoding=encoding or UTF8)
 

@@ -297,7 +297,7 @@ def evaluate(translator: Translator, config: TranslateConfig, asked: Asked) -> E
     rules = Rules() if asked.data else config.data.rules
     # Scores are comparable only over all of a set, so duplicates stay.
     rules = replace(rules, duplicates="keep", strict=asked.strict or rules.strict)
-    text = ParallelText(_asked_for(asked, translator.languages) or config.data.valid, rules)
+    text = ParallelText(asked_for(asked, translator.languages) or config.data.valid, rules)
     pairs, search = list(text), replace(config.search, n_best=1)
     encoded = encode_pairs(text, translator.source, translator.target)
     nats_P, tokens_P = losses(translator.model, encoded, BUDGET)
@@ -322,7 +322,7 @@ def evaluate(translator: Translator, config: TranslateConfig, asked: Asked) -> E
     )
 
 
-def _asked_for(asked: Asked, languages: Sequence[str]) -> tuple[Corpus, ...]:
+def asked_for(asked: Asked, languages: Sequence[str]) -> tuple[Corpus, ...]:
     """The corpus that is asked for, in one of the languages that the model knows."""
     if not asked.data:
         return ()
