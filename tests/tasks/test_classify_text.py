@@ -207,7 +207,7 @@ def test_it_starts_from_another_model(tmp_path: Path, kind: str):
     assert str(done / bundle.WEIGHTS) in tasks.files(config)
     with pytest.raises(
         QkvError,
-        match=r"tokens\.size is 300, but .*first, from which training starts.*leave tokens\.size out",
+        match=r"tokens\.size is 300, but .*, from which training starts.*leave tokens\.size out",
     ):
         resolved(tree | {"tokens": {"size": 300}}, [f"train.start={done}"])
     with pytest.raises(QkvError, match=r"model\.preset is 'tiny', with width = 128.*leave model\.preset out"):
