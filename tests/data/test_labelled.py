@@ -34,7 +34,7 @@ def read(
     source: str, rules: Rules = Rules(), labelled: bool = True, **options: Any
 ) -> tuple[list[Example], Report]:
     corpus = LabelledCorpus(source=source, **options)
-    report = Report(corpus.name, unit="texts")
+    report = Report(corpus.name, what="texts")
     return list(read_examples(corpus, report, rules, labelled=labelled)), report
 
 

@@ -79,7 +79,7 @@ def test_neighbours_and_windows_change_nothing(model: Path):
     whole = classifier.logits(texts)
     alone = np.concatenate([classifier.logits([text]) for text in texts])
     np.testing.assert_allclose(whole, alone, atol=1e-5)
-    windows = [one.guesses[0].label for one in classifier.stream(texts, window=4)]
+    windows = [one.best[0].label for one in classifier.stream(texts, window=4)]
     assert windows == [each[0].label for each in classifier.classify(texts)]
 
 

@@ -17,6 +17,7 @@ from qkv.store import bundle
 from qkv.tasks import task as tasks
 from qkv.tasks.task import Kind, Scores, Task
 from qkv.train.machine import Cost
+from qkv.train.precision import computing_in
 from qkv.train.state import Progress
 from qkv.train.train import write_model
 
@@ -107,6 +108,24 @@ def test_its_batches_have_a_loss_that_reaches_every_weight(made: Made):
     without = [name for name, weight in task.model.named_parameters() if weight.grad is None]
     assert not without
     assert targets >= len(epoch)
+
+
+def test_in_bf16_its_loss_is_about_the_same_and_reaches_every_weight(made: Made):
+    _, _, task = made
+    task.model.eval()
+    batch = task.epoch(0)[0]
+    with torch.no_grad():
+        exact = task.loss(batch).item()
+    for weight in task.model.parameters():
+        weight.grad = None
+    with computing_in(task.model, "bf16"):
+        loss = task.loss(batch)
+        loss.backward()
+    assert loss.item() == pytest.approx(exact, rel=0.05)
+    for name, weight in task.model.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.dtype == weight.dtype
+        assert weight.grad.isfinite().all(), name
 
 
 def test_its_epochs_are_functions_of_their_number(made: Made):

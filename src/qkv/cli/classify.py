@@ -1,8 +1,7 @@
 """`qkv classify`: the labels of lines of text, or of files such as images."""
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -54,20 +53,23 @@ def classify(
     named = classifier.reads == "files"
     answered = {"window": 1} if is_typed(classifier, files or []) else {}  # each line at once
     with results(out, files or []) as stream:
-        for judged in classifier.stream(inputs, top, **answered):
-            stream.write((as_object(judged) if as_json else as_text(judged, named)) + "\n")
+        for number, answer in enumerate(classifier.stream(inputs, top, **answered), 1):
+            if answer.fault:
+                say(answer.fault)
+            stream.write((as_object(number, answer) if as_json else as_text(answer, named)) + "\n")
             stream.flush()
 
 
-def as_text(judged: Any, named: bool) -> str:
+def as_text(answer: "Answer", named: bool) -> str:
     """Columns: labels and probabilities."""
-    cells: Iterable[str] = (cell for one in judged.guesses for cell in (one.label, f"{one.probability:.4f}"))
-    return "\t".join([*([judged.source] if named else []), *cells])
+    cells = (cell for one in answer.best for cell in (one.label, f"{one.probability:.4f}"))
+    return "\t".join([*([answer.source] if named else []), *cells])
 
 
-def as_object(judged: Any) -> str:
+def as_object(number: int, answer: "Answer") -> str:
     """One JSON object."""
     from qkv.recipe.config import json_text
 
-    labels = [{"label": one.label, "probability": one.probability} for one in judged.guesses]
-    return json_text({"line": judged.number, "source": judged.source, "labels": labels})
+    labels = [{"label": one.label, "probability": one.probability} for one in answer.best]
+    value = {"line": number, "source": answer.source, "labels": labels}
+    return json_text(value | ({"fault": answer.fault} if answer.fault else {}))

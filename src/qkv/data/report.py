@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 CLEANED = ("byte order mark", "Windows line ending")  # removed, the pair stays
+# The whole pair, or text, is left out.
 SKIPPED = (
     "invalid UTF-8",
     "undecodable",
@@ -12,7 +13,7 @@ SKIPPED = (
     "empty",
     "no label",
     "duplicate",
-)  # all of it is left out
+)
 
 
 @dataclass
@@ -26,14 +27,16 @@ class Finding:
 
 @dataclass
 class Report:
-    """The lines read of each file, the pairs (or texts) kept, and what was cleaned or skipped on the way."""
+    """The lines read of each file, the pairs kept, and what was cleaned or skipped on the way; or the texts."""
 
     name: str
+    what: str = "pairs"
+    """What is kept or skipped."""
+    place: str = "line"
+    """What is read, and numbered."""
     lines: Counter[str] = field(default_factory=Counter)
     kept: int = 0
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
-    unit: str = "pairs"
-    """What is kept and skipped."""
 
     def add(self, file: str, kind: str, line: int, example: str = "") -> None:
         """Count one more `kind` in `file`; the first one's line and a piece of its text are kept."""
@@ -49,18 +52,18 @@ class Report:
 
     @property
     def skipped(self) -> int:
-        """How many were left out."""
+        """How many pairs were left out."""
         return sum(self.count(kind) for kind in SKIPPED)
 
     def __str__(self) -> str:
         """One line for the corpus and one for each finding."""
-        read = ", ".join(f"{file} {count:,} lines" for file, count in self.lines.items())
+        read = ", ".join(f"{file} {count:,} {self.place}s" for file, count in self.lines.items())
         return "\n".join(
             [
-                f"{self.name}: {self.kept:,} {self.unit} kept, {self.skipped:,} skipped ({read or 'nothing read'})"
+                f"{self.name}: {self.kept:,} {self.what} kept, {self.skipped:,} skipped ({read or 'nothing read'})"
             ]
             + [
-                f"  {file}: {finding.count:,} × {kind} {'removed' if kind in CLEANED else 'skipped'}, first at line "
+                f"  {file}: {finding.count:,} × {kind} {'removed' if kind in CLEANED else 'skipped'}, first at {self.place} "
                 f"{finding.line:,}" + (f": {finding.example!r}" if finding.example else "")
                 for (file, kind), finding in self.findings.items()
             ]

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from qkv.config import config
-from qkv.data.batches import cut, uniform
+from qkv.data import draws
+from qkv.data.batches import cut
 from qkv.data.ragged import Ragged
 from qkv.data.tokens import Tokens
 from qkv.errors import QkvError
@@ -109,13 +110,13 @@ def encode_texts(texts: Iterable[str], tokens: Tokens, longest: int) -> Sequence
 
 def plan(lengths: np.ndarray, config: SequencesConfig, seed: int, epoch: int) -> list[np.ndarray]:
     """The batches of an epoch, by row: neighbours have like lengths, and both they and their order differ by epoch."""
-    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
-    shifted = lengths.astype(np.int64) + (uniform(bits, len(lengths)) < config.jitter)
+    bits = draws.source(seed, epoch)
+    shifted = lengths.astype(np.int64) + (draws.uniform(bits, len(lengths)) < config.jitter)
     chance = (bits.random_raw(len(lengths)) >> np.uint64(32)).astype(np.int64)
     rows = np.argsort((shifted << 32) + chance, kind="stable")
     # The first batch gets a part of the budget, so that the cuts fall elsewhere in each epoch.
-    starts = cut(lengths[rows], config.budget, int(uniform(bits, 1)[0] * config.budget))
-    order = np.argsort(uniform(bits, len(starts) - 1), kind="stable")
+    starts = cut(lengths[rows], config.budget, int(draws.uniform(bits, 1)[0] * config.budget))
+    order = np.argsort(draws.uniform(bits, len(starts) - 1), kind="stable")
     return [rows[starts[index] : starts[index + 1]] for index in order]
 
 

@@ -56,7 +56,7 @@ class TextSurvey:
 
 def survey_texts(corpus: LabelledCorpus, rules: Rules = Rules(longest=100_000)) -> TextSurvey:
     """Read the corpus once."""
-    report, characters, multiple = Report(corpus.name, unit="texts"), 0, False
+    report, characters, multiple = Report(corpus.name, what="texts"), 0, False
     labels: Counter[str] = Counter()
     for example in read_examples(corpus, report, rules):
         characters += len(example.text)

@@ -5,7 +5,7 @@ Axes: N texts, B texts of a batch, T tokens, D width, C labels.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from qkv.blocks.pool import TEXT_POOLS
 from qkv.data.sequences import Sequences, encode_texts, in_order
 from qkv.data.tokens import Tokens
+from qkv.decode.answer import Answer, Guess
 from qkv.errors import QkvError
 from qkv.models.interface import TextClassifier, TextReader
 
@@ -23,21 +24,6 @@ BUDGET = 4096
 WINDOW = 2000
 """Texts of a stream that are read before any is judged: enough to sort them by length, little in memory."""
 POOLS = ("class", "average")  # those that need no weights; none is the model's own
-
-
-class Guess(NamedTuple):
-    """A label, and how likely it is."""
-
-    label: str
-    probability: float
-
-
-class Judged(NamedTuple):
-    """A text of a stream, and what is thought of it: nothing of a blank one."""
-
-    number: int
-    source: str
-    guesses: list[Guess]
 
 
 class Reader:
@@ -101,21 +87,20 @@ class Classifier(Reader):
         """
         if isinstance(texts, str):
             raise QkvError(f"texts is the text {texts!r:.40}: give a list of texts")
-        return [judged.guesses for judged in self.stream(texts, top)]
+        return [answer.best for answer in self.stream(texts, top)]
 
     def stream(
         self, lines: Iterable[str], top: int | None = None, *, window: int = WINDOW
-    ) -> Iterator[Judged]:
+    ) -> Iterator[Answer]:
         """Each text judged, in order, in bounded memory; `window` texts are read ahead."""
         if top is not None and top < 1:
             raise QkvError(f"top is {top}; how many labels to give is wanted, 1 or more")
-        rest, number = iter(lines), 0
+        rest = iter(lines)
         while chunk := list(islice(rest, window)):
             logits_NC = self.logits([text for text in chunk if text.strip()])
             found = iter(guesses(logits_NC, self.labels, self.multiple, top))
             for text in chunk:
-                number += 1
-                yield Judged(number, text, next(found) if text.strip() else [])
+                yield Answer(text, next(found) if text.strip() else [])
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
         """The model's scores of the labels, logits_NC."""

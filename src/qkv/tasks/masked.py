@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.config import config
-from qkv.data.batches import uniform
+from qkv.data import draws
 from qkv.data.labelled import Example, LabelledCorpus
 from qkv.data.report import Report
 from qkv.data.sequences import (
@@ -198,10 +198,10 @@ def hide(
 ) -> MaskedBatch:
     """These texts with a share of their tokens asked for, at least one in each; a function of the seed alone."""
     token_BT, keep_BT = texts.batch(rows, tokens)
-    bits, shape = np.random.PCG64(np.random.SeedSequence(seed)), tuple(token_BT.shape)
+    bits, shape = draws.source(*seed), tuple(token_BT.shape)
 
     def drawn() -> np.ndarray:
-        return uniform(bits, shape[0] * shape[1]).reshape(shape)
+        return draws.uniform(bits, shape[0] * shape[1]).reshape(shape)
 
     inner_BT = keep_BT.numpy() & ~np.isin(token_BT.numpy(), (tokens.start, tokens.end))
     count_B = inner_BT.sum(1)

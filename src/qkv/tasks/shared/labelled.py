@@ -87,7 +87,7 @@ def read_all(
     """The texts of all corpora, their labels by the names that they are to have."""
     found: list[Example] = []
     for corpus in corpora:
-        report = Report(corpus.name, unit="texts")
+        report = Report(corpus.name, what="texts")
         for example in read_examples(corpus, report, rules, labelled=labelled):
             labels = tuple(names.get(name, name) for name in example.labels)
             found.append(example._replace(labels=labels))
