@@ -14,8 +14,12 @@ from qkv.cli.options import (
     is_typed,
     read_predictor,
     results,
+    say,
 )
 from qkv.errors import QkvError
+
+if TYPE_CHECKING:
+    from qkv.decode.answer import Answer
 
 
 def classify(
