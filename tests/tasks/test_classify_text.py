@@ -286,3 +286,22 @@ def test_the_order_and_the_weights_decide_the_loss():
     lost = torch.nn.functional.cross_entropy(logits, batch.truth_BC.int().argmax(1), reduction="none")
     assert task.loss(batch).item() == pytest.approx((lost * weights).sum().item(), rel=1e-5)
     assert math.isfinite(replace(task.config, smoothing=0.1).smoothing)
+
+
+def test_a_heading_that_was_taken_for_a_text_shows(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\nx,a\ny,b\nz,a\nw,b\n")
+    task = ClassifyText(resolved({**TREE, "data": {"train": [{"source": str(path)}]}}))
+    assert f"labels with one text only: 'label' ({path} line 1)" in task.notices
+
+
+def test_a_rare_label_may_fall_to_what_is_held_out(tmp_path: Path):
+    path = tmp_path / "a.tsv"
+    rows = [
+        f"{word}\t{'rare' if word == 'only' else word[0]}\n"
+        for word in ("only", *(f"{a}{n}" for a in "xy" for n in range(40)))
+    ]
+    path.write_text("".join(rows))
+    for share in (0.05, 0.5, 0.95):
+        task = ClassifyText(resolved({**TREE, "data": {"train": [{"source": str(path)}], "hold_out": share}}))
+        assert task.labels.names == ("rare", "x", "y")

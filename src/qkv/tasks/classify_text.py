@@ -99,7 +99,8 @@ class ClassifyText(Task[TextBatch]):
 
     def __init__(self, config: ClassifyTextConfig, start: Bundle | None = None):
         train, valid, self.reports = read_data(config.data)
-        self.labels = _labels(config, train)
+        # What is held out is of the training data, too: a rare label may have fallen to it.
+        self.labels = _labels(config, train + valid if config.data.hold_out else train)
         self.tokens = Tokens.load(start.tokenizers[TOKENIZERS[0]]) if start else _learn(train, config.tokens)
         sizes = {"vocabulary": self.tokens.size, "labels": len(self.labels.names)}
         self.config = config = replace(config, labels=self.labels.names, model=replace(config.model, **sizes))
@@ -192,12 +193,17 @@ class ClassifyText(Task[TextBatch]):
     def _about_data(self) -> list[str | None]:
         """What a user should know of texts and labels."""
         train = self.train_set
+        alone = [column for column, count in enumerate(train.truth_NC.sum(0)) if count == 1]
+        lonely = (
+            f"{self.labels.names[c]!r} ({train.examples[train.truth_NC[:, c].argmax()].where})" for c in alone
+        )
         counts = sorted(zip(train.truth_NC.sum(0).tolist(), self.labels.names, strict=True), reverse=True)
         shown = ", ".join(f"{name} {count:,}" for count, name in counts[:20])
         more = f" and {len(counts) - 20} more" if len(counts) > 20 else ""
         return [
             f"labels: {shown}{more}; {len(train.examples):,} texts to train on, "
             f"{len(self.valid_set.examples):,} to validate on",
+            f"labels with one text only: {', '.join([*lonely][:5])}" if alone else None,
             self.tokens.notice,
             train.texts.notice(self.config.batches.longest, [one.where for one in train.examples]),
         ]
