@@ -1,4 +1,5 @@
-"""The contract of models/interface.py, held by every Generator in models/ (the file's name is the registry)."""
+"""The contract of models/interface.py, held by every Generator and every TextClassifier in models/ (the file's name is
+the registry)."""
 
 import importlib
 import inspect
@@ -7,51 +8,56 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import qkv.models
-from qkv import QkvError, masks, watch
-from qkv.models.interface import Generator, State, no_source
+from qkv import Attend, QkvError, masks, watch
+from qkv.models.interface import Generator, State, TextClassifier, no_source
 from qkv.recipe.config import override
 
 FILES = sorted(path.stem for path in Path(qkv.models.__path__[0]).glob("[!_]*.py"))
-B, S, T, L = 3, 7, 5, 11
+B, S, T, L, C = 3, 7, 5, 11, 4
 KEEP = torch.arange(S) < torch.tensor([4, 7, 2])[:, None]
 REAL = KEEP[:, :T]  # of the targets
 
 
-def generators() -> Iterator[tuple[ModuleType, type[Generator]]]:
-    """Every model that writes tokens, and the module that holds it and its PRESETS."""
+Kind = TypeVar("Kind", bound=nn.Module)
+
+
+def models(base: type[Kind]) -> Iterator[tuple[ModuleType, type[Kind]]]:
+    """Every model of this kind, and the module that holds it and its PRESETS."""
     for name in FILES:
         module = importlib.import_module(f"qkv.models.{name}")
         for member in vars(module).values():
             own = inspect.isclass(member) and member.__module__ == module.__name__
-            if own and issubclass(member, Generator) and not inspect.isabstract(member):
+            if own and issubclass(member, base) and not inspect.isabstract(member):
                 yield module, member
 
 
-FOUND = list(generators())
+FOUND, CLASSIFIERS = list(models(Generator)), list(models(TextClassifier))
 READERS = [(module, kind) for module, kind in FOUND if kind.reads_source]
-every_model = pytest.mark.parametrize(("module", "kind"), FOUND, ids=[kind.__name__ for _, kind in FOUND])
-every_reader = pytest.mark.parametrize(
-    ("module", "kind"), READERS, ids=[kind.__name__ for _, kind in READERS]
+every_model, every_reader, every_classifier, every_one = (
+    pytest.mark.parametrize(("module", "kind"), found, ids=[kind.__name__ for _, kind in found])
+    for found in (FOUND, READERS, CLASSIFIERS, [*FOUND, *CLASSIFIERS])
 )
 
 
-def configure(kind: type[Generator], preset: dict[str, object], vocabulary: int = L) -> Any:
-    """The model's Config, as its constructor names it: a preset, and as many tokens as wanted."""
+def configure(kind: type[nn.Module], preset: dict[str, object], vocabulary: int = L) -> Any:
+    """The model's Config, as its constructor names it: a preset, and as many tokens (and labels) as wanted."""
     hint = inspect.signature(kind).parameters["config"].annotation
     config = hint if inspect.isclass(hint) else getattr(inspect.getmodule(kind), hint)
-    sizes = {name: vocabulary for name in config.__dataclass_fields__ if name.endswith("vocabulary")}
+    fields = config.__dataclass_fields__
+    sizes = {name: vocabulary for name in fields if name.endswith("vocabulary")}
     assert sizes, f"{config.__name__} has no field that ends in vocabulary"
-    return config(**{**preset, **sizes})
+    labels = {"labels": C} if "labels" in fields else {}
+    return config(**{**preset, **sizes, **labels})
 
 
-def build(module: ModuleType, kind: type[Generator], dtype: torch.dtype = torch.float64) -> Generator:
+def build(module: ModuleType, kind: type[Kind], dtype: torch.dtype = torch.float64) -> Kind:
     """The first, smallest preset."""
     torch.manual_seed(0)
     return kind(configure(kind, next(iter(module.PRESETS.values())))).to(dtype).eval()
@@ -62,6 +68,12 @@ def texts(model: Generator) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(1)
     source, target = torch.randint(L, (B, S)), torch.randint(L, (B, T))
     return *((source, KEEP) if model.reads_source else no_source(B)), target
+
+
+def words() -> Tensor:
+    """Texts of ids, as a classifier reads them beside KEEP."""
+    torch.manual_seed(1)
+    return torch.randint(L, (B, S))
 
 
 def close(got: Tensor, wanted: Tensor, atol: float = 1e-11) -> None:
@@ -75,6 +87,7 @@ def test_the_models_that_exist_are_found():
         <= {kind.__name__ for _, kind in READERS}
         < {kind.__name__ for _, kind in FOUND}
     )
+    assert {"BertClassifier", "TextCnn"} <= {kind.__name__ for _, kind in CLASSIFIERS}
 
 
 @every_model
@@ -261,8 +274,8 @@ def test_it_runs_in_inference_mode_and_under_autocast_and_is_watched_unchanged(
             _, state = model.step(target[:, t : t + 1], state)
 
 
-@every_model
-def test_every_preset_builds_and_returns_from_the_command_line(module: ModuleType, kind: type[Generator]):
+@every_one
+def test_every_preset_builds_and_returns_from_the_command_line(module: ModuleType, kind: type[nn.Module]):
     assert module.PRESETS
     for name, preset in module.PRESETS.items():
         config = configure(kind, preset, vocabulary=8000)
@@ -281,3 +294,64 @@ def test_dropout_is_for_training_only(module: ModuleType, kind: type[Generator])
     assert torch.equal(model(source, keep, target), model(source, keep, target))
     model.train()
     assert not torch.equal(model(source, keep, target), model(source, keep, target))
+
+
+# What reads whole texts and says which labels they have.
+
+
+@every_classifier
+def test_a_score_for_each_label_and_a_vector_for_each_token(module: ModuleType, kind: type[TextClassifier]):
+    model, text = build(module, kind), words()
+    assert model(text, KEEP).shape == (B, C)
+    x = model.read(text, KEEP)
+    assert x.shape[:2] == (B, S)
+    pooled = model.pooled(x, KEEP)
+    assert pooled.shape == (B, model.output.in_features)
+    close(model.output(pooled), model(text, KEEP))
+
+
+@every_classifier
+def test_a_text_is_judged_by_itself(module: ModuleType, kind: type[TextClassifier]):
+    model, text = build(module, kind), words()
+    wanted = model(text, KEEP)
+    other = torch.where(KEEP, text, (text + 1) % L)
+    close(model(torch.cat([other, other[:, :4]], dim=1), nn.functional.pad(KEEP, (0, 4))), wanted)
+    order = torch.tensor([2, 0, 1])
+    close(model(text[order], KEEP[order]), wanted[order])
+    for row, length in enumerate(KEEP.sum(-1)):
+        close(model(text[row, None, :length], KEEP[row, None, :length])[0], wanted[row])
+    moved = (model(torch.where(KEEP, (text + 1) % L, text), KEEP) - wanted).abs().amax(-1)
+    assert (moved > 1e-6).all()
+
+
+@every_classifier
+def test_every_weight_of_a_classifier_gets_a_gradient(module: ModuleType, kind: type[TextClassifier]):
+    model, text = build(module, kind), words()
+    model(text, KEEP).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any() or name.endswith("key.bias"), name
+
+
+@every_classifier
+def test_a_classifier_is_watched_unchanged_in_inference_mode_and_under_autocast(
+    module: ModuleType, kind: type[TextClassifier]
+):
+    model, text = build(module, kind, torch.float32), words()
+    with torch.inference_mode():
+        plain = model(text, KEEP)
+        if any(isinstance(part, Attend) for part in model.modules()):
+            with watch(model) as seen:
+                assert torch.equal(model(text, KEEP), plain)
+            assert seen
+    with torch.autocast("cpu", torch.bfloat16):
+        close(model(text, KEEP).float(), plain, atol=0.15)
+
+
+@every_classifier
+def test_the_dropout_of_a_classifier_is_for_training_only(module: ModuleType, kind: type[TextClassifier]):
+    model, text = build(module, kind), words()
+    assert torch.equal(model(text, KEEP), model(text, KEEP))
+    model.train()
+    assert not torch.equal(model(text, KEEP), model(text, KEEP))

@@ -60,6 +60,8 @@ class Tokens:
     them. With `lowercase`, that is the lower-cased text.
     """
 
+    pad, start, end, unk = PAD, START, END, UNK
+
     def __init__(self, tokenizer: Tokenizer, kind: Kind):
         self.kind, self._tokenizer = kind, tokenizer
         self.size = tokenizer.get_vocab_size(with_added_tokens=False)
