@@ -54,7 +54,7 @@ docs: .venv/.dev  ## try what the pages say: links, commands and Python examples
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 clean:  ## remove .venv and everything generated
-	rm -rf .venv dist .pytest_cache .ruff_cache .hypothesis tour.png
+	rm -rf .venv benchmarks/.peers dist .pytest_cache .ruff_cache .hypothesis tour.png
 	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The demo needs the core alone.

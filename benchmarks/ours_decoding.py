@@ -45,7 +45,8 @@ def main() -> None:
     line.say(version="qkv", sentences=len(lines))
     while True:
         request = line.asked()
-        config = replace(translator.config, beam=request["beam"], n_best=1, coverage=0.0)
+        changes = {"beam": request["beam"], "maximum": request["limit"], "maximum_ratio": None}
+        config = replace(translator.config, n_best=1, coverage=0.0, **changes)
         given = lines[: request["count"]]
         start, found, seconds = time.perf_counter(), [], []
         for part in ([one] for one in given) if request["alone"] else [given]:

@@ -43,10 +43,10 @@ def main():
             found, seconds = [], []
             for sentence in given:
                 begin = time.perf_counter()
-                found += decoder.translate([sentence], request["beam"], 1)
+                found += decoder.translate([sentence], request["beam"], 1, request["limit"])
                 seconds.append(time.perf_counter() - begin)
         else:
-            found, seconds = decoder.translate(given, request["beam"], int(batch)), []
+            found, seconds = decoder.translate(given, request["beam"], int(batch), request["limit"]), []
         took = time.perf_counter() - start
         line.say(seconds=took, each=seconds, tokens=[without_end(tokens) for tokens in found])
 

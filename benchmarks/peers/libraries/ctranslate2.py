@@ -22,10 +22,10 @@ class Decoder:
         names = json.loads((folder / "entries.json").read_text())
         self.names, self.id_of = names, {name: number for number, name in enumerate(names)}
 
-    def translate(self, sentences, beam, batch):
+    def translate(self, sentences, beam, batch, limit):
         # It adds the end of a source itself, and sorts by length.
         pieces = [[self.names[number] for number in sentence[:-1]] for sentence in sentences]
         found = self.engine.translate_batch(
-            pieces, beam_size=beam, length_penalty=1.0, max_batch_size=batch, max_decoding_length=256
+            pieces, beam_size=beam, length_penalty=1.0, max_batch_size=batch, max_decoding_length=limit
         )
         return [[self.id_of[piece] for piece in one.hypotheses[0]] for one in found]

@@ -62,7 +62,7 @@ class Decoder:
         self.model = (model.bfloat16() if "bf16" in mode else model).eval()
 
     @torch.inference_mode()
-    def translate(self, sentences, beam, batch):
+    def translate(self, sentences, beam, batch, limit):
         found = [None] * len(sentences)
         for rows, source, keep in in_batches(sentences, batch):
             written = self.model.generate(
@@ -71,7 +71,7 @@ class Decoder:
                 num_beams=beam,
                 do_sample=False,
                 length_penalty=1.0,
-                max_new_tokens=2 * source.shape[1] + 20,
+                max_new_tokens=limit,
             )
             for row, tokens in zip(rows, written.tolist(), strict=True):
                 found[row] = tokens[1:]

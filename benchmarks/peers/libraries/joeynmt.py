@@ -125,7 +125,7 @@ class Decoder:
         self.autocast = {"device_type": "cpu", "dtype": torch.bfloat16, "enabled": "bf16" in mode}
 
     @torch.inference_mode()
-    def translate(self, sentences, beam, batch):
+    def translate(self, sentences, beam, batch, limit):
         found = [None] * len(sentences)
         for rows, source, keep in in_batches(sentences, batch):
             mask = keep.unsqueeze(1)
@@ -136,7 +136,7 @@ class Decoder:
                 )
             common = {
                 "src_mask": mask,
-                "max_output_length": 2 * source.shape[1] + 20,
+                "max_output_length": limit,
                 "model": self.model,
                 "encoder_output": memory,
                 "encoder_hidden": last,

@@ -110,15 +110,15 @@ class Decoder:
         return F.linear(self.norm("decoder_norm", x[:, -1]), self.table).float()
 
     @torch.inference_mode()
-    def translate(self, sentences, beam, batch):
+    def translate(self, sentences, beam, batch, limit):
         found = [None] * len(sentences)
         for rows, source, keep in in_batches(sentences, batch):
-            for row, tokens in zip(rows, self.search(source, keep, beam), strict=True):
+            for row, tokens in zip(rows, self.search(source, keep, beam, limit), strict=True):
                 found[row] = tokens
         return found
 
-    def search(self, source, keep, beam):
-        count, limit = len(source), 2 * source.shape[1] + 20
+    def search(self, source, keep, beam, limit):
+        count = len(source)
         mask = keep[:, None, None]
         memory = self.encode(source, mask).repeat_interleave(beam, 0)
         mask = mask.repeat_interleave(beam, 0)
