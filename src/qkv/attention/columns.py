@@ -60,8 +60,8 @@ class Columns:
         start, self.used = self.used, self.used + W
         self.hidden_BWC[..., start : self.used].diagonal(dim1=1, dim2=2).zero_()
         seen = in_lanes(self.used)
-        layers = self.held.flatten(2, 3)[..., :seen, :].unbind(0)
-        pairs = [(keys_XCK, values_XCK) for keys_XCK, values_XCK in layers]
+        keys_XCK, values_XCK = (held.unbind() for held in self.held.flatten(2, 3)[..., :seen, :].unbind(1))
+        pairs = list(zip(keys_XCK, values_XCK, strict=True))
         return self.held[..., start : self.used, :], pairs, self.hidden_BWC[..., :seen]
 
     def pick(self, rows_R: Tensor, width: int, stays_B: Tensor | None) -> "Columns":

@@ -8,8 +8,10 @@ A search runs `encode` once for a batch of sentences, then `step` again and agai
 """
 
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -56,3 +58,15 @@ class Generator(nn.Module, ABC):
     def logits(self, x_BTD: Tensor) -> Tensor:
         """Scores of the token after each hidden state, logits_BTL."""
         return F.linear(x_BTD, self.output_table)
+
+
+@lru_cache(maxsize=1024)
+def counting(count: int, device: torch.device) -> Tensor:
+    """0, 1, … count - 1, made once: every step of a search asks for it, to be read only."""
+    with torch.inference_mode(False):
+        return torch.arange(count, device=device)
+
+
+def is_observed(model: nn.Module) -> bool:
+    """Whether somebody looks on: `qkv.watch`, or hooks of their own."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

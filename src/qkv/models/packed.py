@@ -22,18 +22,18 @@ from qkv.attention.columns import Columns, in_lanes, look, moved
 from qkv.attention.dropout import Dropout
 from qkv.attention.heads import MultiHeadAttention
 from qkv.attention.normalize import softmax
-from qkv.attention.positions import Position
+from qkv.attention.positions import POSITIONS, Position
 from qkv.attention.scores import Dot
 from qkv.blocks.embed import Embedding
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.layer import Layer, Layers
 from qkv.errors import QkvError
-from qkv.models.interface import State
+from qkv.models.interface import State, counting
 
 if TYPE_CHECKING:
     from qkv.models.transformer import Transformer
 
-PACK_FROM = 300_000
+PACK_FROM = 400_000
 """Products (rows × inputs × outputs) from which oneDNN's speed outweighs what a call of it costs more."""
 LARGEST = 1 << 24
 """Elements of the encoder's scores; the readable path goes beyond, in row blocks."""
@@ -41,7 +41,7 @@ WIDEST = 32
 """Prefixes of a sentence; more would look at too many columns of one another."""
 
 
-Rotate = Callable[[Tensor], Tensor]
+Function = Callable[[Tensor], Tensor]
 
 
 class Product:
@@ -66,7 +66,7 @@ class Product:
         return cls(weight, torch.cat([linear.bias * scale for linear, scale in zip(maps, scales, strict=True)]))
 
     def __call__(self, x_RD: Tensor) -> Tensor:
-        if self.packed is None or len(x_RD) * self.size < PACK_FROM:
+        if self.packed is None or x_RD.shape[0] * self.size < PACK_FROM:
             return F.linear(x_RD, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x_RD, self.packed, self.bias, "none", [], "")
 
@@ -78,18 +78,18 @@ class PackedLayer:
         c, own, feedforward = layer.config.attention, layer.own, layer.feedforward
         self.heads, self.groups, self.key_width = c.heads, c.key_heads, c.query_head_width
         scale = self.key_width**-0.5  # folded into the queries, so that the scores need no pass for it
-        self.own_norm, self.feedforward_norm = layer.own_norm, layer.feedforward_norm
+        self.own_norm, self.feedforward_norm = _normed(layer.own_norm), _normed(layer.feedforward_norm)
         self.own_in, self.own_out = Product.of(own.query, own.key, own.value, scales=[scale]), Product.of(own.out)
         if layer.config.cross:
-            self.cross_norm = layer.cross_norm
+            self.cross_norm = _normed(layer.cross_norm)
             self.cross_in, self.cross_out = Product.of(layer.cross.query, scales=[scale]), Product.of(layer.cross.out)
         self.gate = None if feedforward.gate is None else Product.of(feedforward.gate)
         self.up, self.down = Product.of(feedforward.up), Product.of(feedforward.down)
         self.curve, self.is_pre = feedforward.activation.curve, layer.config.order == "pre"
 
-    def ask_own(self, x_RD: Tensor, rotate: Rotate | None) -> tuple[Tensor, Tensor]:
+    def ask_own(self, x_RD: Tensor, rotate: Function | None) -> tuple[Tensor, Tensor]:
         """What the rows ask, q_RHK, and what they offer: the keys of all heads, then their values, offered_RVK."""
-        heads_RVK = self.own_in(self._enter(self.own_norm, x_RD)).view(len(x_RD), -1, self.key_width)
+        heads_RVK = self.own_in(self._enter(self.own_norm, x_RD)).view(x_RD.shape[0], -1, self.key_width)
         if rotate is not None:
             turned = self.heads + self.groups
             heads_RVK = torch.cat([rotate(heads_RVK[:, :turned]), heads_RVK[:, turned:]], dim=1)
@@ -100,7 +100,7 @@ class PackedLayer:
 
     def ask_source(self, x_RD: Tensor) -> Tensor:
         """q_RHK."""
-        return self.cross_in(self._enter(self.cross_norm, x_RD)).view(len(x_RD), self.heads, self.key_width)
+        return self.cross_in(self._enter(self.cross_norm, x_RD)).view(x_RD.shape[0], self.heads, self.key_width)
 
     def take_source(self, x_RD: Tensor, found_RD: Tensor) -> Tensor:
         return self._leave(self.cross_norm, x_RD, self.cross_out(found_RD))
@@ -110,10 +110,10 @@ class PackedLayer:
         hidden = self.curve(self.up(h_RD)) if self.gate is None else self.curve(self.gate(h_RD)) * self.up(h_RD)
         return self._leave(self.feedforward_norm, x_RD, self.down(hidden))
 
-    def _enter(self, norm: nn.Module, x_RD: Tensor) -> Tensor:
+    def _enter(self, norm: Function, x_RD: Tensor) -> Tensor:
         return norm(x_RD) if self.is_pre else x_RD
 
-    def _leave(self, norm: nn.Module, x_RD: Tensor, h_RD: Tensor) -> Tensor:
+    def _leave(self, norm: Function, x_RD: Tensor, h_RD: Tensor) -> Tensor:
         """The residual sum, in the memory of h."""
         return h_RD.add_(x_RD) if self.is_pre else norm(h_RD.add_(x_RD))
 
@@ -141,8 +141,8 @@ class PackedState(State):
         self.expect_unconsumed()
         stays_B = rows_R[::width]
         stays_B = stays_B if self.width == 1 else stays_B // self.width
-        everyone_B = torch.arange(len(self.here_B), device=rows_R.device)
-        same = torch.equal(stays_B, everyone_B)
+        B = self.here_B.shape[0]
+        same = stays_B.shape[0] == B and torch.equal(stays_B, counting(B, rows_R.device))
         self.consumed = self.own is not None
         own = self.own and self.own.pick(rows_R, width, None if same else stays_B)
         if same:
@@ -174,7 +174,7 @@ class Packed:
         self.source_positions, self.target_positions = model.source_positions, model.target_positions
         self.encoder = [PackedLayer(layer) for layer in model.encoder]
         self.decoder = [PackedLayer(layer) for layer in model.decoder]
-        self.encoder_norm, self.decoder_norm = model.encoder_norm, model.decoder_norm
+        self.encoder_norm, self.decoder_norm = _normed(model.encoder_norm), _normed(model.decoder_norm)
         # Every decoder layer's keys and values of the source, in one product.
         crosses = [projection for layer in model.decoder for projection in (layer.cross.key, layer.cross.value)]
         self.source_in = Product.of(*crosses)
@@ -184,19 +184,19 @@ class Packed:
 
     def encode(self, source_BS: Tensor, keep_BS: Tensor) -> PackedState:
         B, S = source_BS.shape
-        hidden_B1C = _hidden(keep_BS, self.output.weight.dtype)
+        hidden_B1C, blank_B = _hidden(keep_BS, self.output.weight.dtype), ~keep_BS.any(1)
         x_BSD = self.source_positions.embed(self.source_embedding(source_BS))
         x_RD, rotate = x_BSD.flatten(0, 1), _rotation(self.source_positions, S)
         for layer in self.encoder:
             q_RHK, offered_RVK = layer.ask_own(x_RD, rotate)
-            (held_ZBGCK,) = _held(offered_RVK, keep_BS, (1, layer.groups, layer.key_width))
+            (held_ZBGCK,) = _held(offered_RVK, blank_B, (1, layer.groups, layer.key_width))
             keys_XCK, values_XCK = held_ZBGCK.flatten(1, 2)
             x_RD = layer.feedforward(layer.take_own(x_RD, look(q_RHK, keys_XCK, values_XCK, hidden_B1C)))
         x_RD = self.encoder_norm(x_RD)
         layer = self.decoder[0]
-        source_YZBGCK = _held(self.source_in(x_RD), keep_BS, (len(self.decoder), layer.groups, layer.key_width))
-        everyone_B = torch.arange(B, device=source_BS.device)
-        return PackedState(self, x_RD.view(B, S, -1), keep_BS, everyone_B, source_YZBGCK, hidden_B1C)
+        source_YZBGCK = _held(self.source_in(x_RD), blank_B, (len(self.decoder), layer.groups, layer.key_width))
+        here_B = counting(B, source_BS.device)
+        return PackedState(self, x_RD.view(B, S, -1), keep_BS, here_B, source_YZBGCK, hidden_B1C)
 
     def step(self, tokens_RT: Tensor, state: PackedState) -> tuple[Tensor, PackedState]:
         state.expect_unconsumed()
@@ -220,23 +220,33 @@ class Packed:
         B, rotate = len(state.here_B), _rotation(self.target_positions, 1, length)
         new_YZBGWK, seen, hidden_BWC = own.append()
         sources = state.source_YZBGCK.flatten(2, 3).unbind(0)
-        for layer, new, (keys, values), source in zip(self.decoder, new_YZBGWK, seen, sources, strict=True):
+        for layer, new_ZBGWK, (keys, values), source in zip(
+            self.decoder, new_YZBGWK.unbind(), seen, sources, strict=True
+        ):
             q_RHK, offered_RVK = layer.ask_own(x_RD, rotate)
-            new.copy_(offered_RVK.view(B, -1, 2, layer.groups, layer.key_width).permute(2, 0, 3, 1, 4))
+            new_ZBGWK.copy_(offered_RVK.view(B, -1, 2, layer.groups, layer.key_width).permute(2, 0, 3, 1, 4))
             x_RD = layer.take_own(x_RD, look(q_RHK, keys, values, hidden_BWC))
             x_RD = layer.take_source(x_RD, look(layer.ask_source(x_RD), source[0], source[1], state.hidden_B1C))
             x_RD = layer.feedforward(x_RD)
         return self.decoder_norm(x_RD)
 
     def _wave(self, length: int) -> Tensor:
-        """What the position of the token after so many adds to its embedding, wave_1D."""
+        """What its position adds to the token after so many, wave_1D: the same for every sentence."""
         if length not in self._waves:
             nothing_11D = self.output.weight.new_zeros(1, 1, self.output.weight.shape[1])
             self._waves[length] = self.target_positions.embed(nothing_11D, length)[0]
         return self._waves[length]
 
 
-def _rotation(positions: Position, T: int, offset: int = 0) -> Rotate | None:
+def _normed(norm: nn.Module) -> Function:
+    """The norm as a bare function: a module's call costs as much as the sums of a few rows."""
+    if isinstance(norm, nn.LayerNorm):
+        shape, weight, bias, epsilon = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+        return lambda x_RD: torch.layer_norm(x_RD, shape, weight, bias, epsilon)
+    return norm
+
+
+def _rotation(positions: Position, T: int, offset: int = 0) -> Function | None:
     """How rows of T tokens each are turned, if they are."""
     if type(positions).rotate is Position.rotate:
         return None
@@ -256,13 +266,14 @@ def _hidden(keep_BS: Tensor, dtype: torch.dtype) -> Tensor:
     return hidden_B1C
 
 
-def _held(offered: Tensor, keep_BS: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Keys and values of so many layers in lanes, held_YZBGCK."""
-    (Y, G, K), (B, S) = shape, keep_BS.shape
+def _held(offered: Tensor, blank_B: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Keys and values of so many layers in lanes, held_YZBGCK; zeros are found where there is nothing to look at."""
+    (Y, G, K), B = shape, blank_B.shape[0]
+    offered = offered.view(B, -1, Y, 2, G, K)
+    S = offered.shape[1]
     held_YZBGCK = offered.new_zeros(Y, 2, B, G, in_lanes(S), K)
-    held_YZBGCK[..., :S, :].copy_(offered.view(B, S, Y, 2, G, K).permute(2, 3, 0, 4, 1, 5))
-    blank_B = keep_BS.any(1).logical_not()
-    if blank_B.any():  # nothing to look at gives zeros
+    held_YZBGCK[..., :S, :].copy_(offered.permute(2, 3, 0, 4, 1, 5))
+    if blank_B.any():
         held_YZBGCK[:, 1, blank_B] = 0
     return held_YZBGCK
 
@@ -325,7 +336,9 @@ def _weights_of(model: nn.Module) -> list[object] | None:
 
 def _is_packable(model: "Transformer") -> bool:
     for module in [module for child in model.children() for module in child.modules()]:
-        known = type(module) in _KNOWN or isinstance(module, Position) and type(module).bias is Position.bias
+        known = type(module) in _KNOWN
+        if isinstance(module, Position):
+            known = type(module) in POSITIONS.values() and type(module).bias is Position.bias
         if isinstance(module, MultiHeadAttention):
             c = module.config
             known = type(module) is MultiHeadAttention and not c.inputs and c.value_head_width == c.query_head_width
