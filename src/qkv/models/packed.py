@@ -326,6 +326,8 @@ def _weights_of(model: nn.Module) -> list[object] | None:
         if module.training or module._forward_hooks or module._forward_pre_hooks:
             return None
         found.append(id(module))
+        if isinstance(module, Attend):
+            found += [id(module.beta), id(module.normalize)]
         modules.extend(child for child in module._modules.values() if child is not None)
         for weight in module._parameters.values():
             if weight is not None:
