@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.attention import masks
 from qkv.attention.attend import attend
-from qkv.attention.columns import LANES, Columns, in_lanes, look, moved
+from qkv.attention.columns import LANES, Columns, for_heads, in_lanes, look, moved
 
 Y, G, K = 2, 3, 5
 
@@ -56,7 +55,7 @@ def test_a_look_is_attention_to_what_is_not_hidden():
     sees = torch.rand(B, W, C) < 0.5
     sees[..., 0] = True
     hidden = torch.zeros(B, W, C).masked_fill(~sees, torch.finfo(torch.float32).min)
-    found = look(q, keys, values, hidden)
+    found = look(q, keys, values, for_heads(hidden, H, G), B)
     q_BHWK = q.view(B, W, H, K).transpose(1, 2)
     wanted = attend(
         q_BHWK, keys.view(B, G, C, K), values.view(B, G, C, K), allow=sees.unsqueeze(1), beta=1.0

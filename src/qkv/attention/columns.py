@@ -1,7 +1,7 @@
 """Columns: keys and values of a search, appended to and never reordered.
 
 Axes: B sentences, W prefixes of each, R rows (B · W, those of a sentence side by side), C columns, Y layers, Z keys and
-values (2), G key heads, X sentences times key heads (B · G), H heads, K width of a head.
+values (2), G key heads, X sentences times key heads (B · G), N queries that share a key head (W · H / G), H heads, K width of a head.
 
 A beam that reorders its prefixes would have to copy all their keys and values at every step. Here all prefixes of a
 sentence look at the columns of all, and a mask says which of them are a prefix's own past: to reorder, the mask alone
@@ -23,17 +23,24 @@ def in_lanes(columns: int) -> int:
     return -(-columns // LANES) * LANES
 
 
-def look(q_RHK: Tensor, keys_XCK: Tensor, values_XCK: Tensor, hidden_BWC: Tensor) -> Tensor:
+def for_heads(hidden_BWC: Tensor, heads: int, groups: int) -> Tensor:
+    """The same for every head, as `look` wants it: hidden_XNC, or hidden_X1C where it is the same for all prefixes."""
+    B, W, C = hidden_BWC.shape
+    if W == 1:
+        return hidden_BWC.expand(B, groups, C).reshape(B * groups, 1, C)
+    return hidden_BWC.unsqueeze(1).expand(B, heads, W, C).reshape(B * groups, -1, C)
+
+
+def look(q_RHK: Tensor, keys_XCK: Tensor, values_XCK: Tensor, hidden: Tensor, sentences: int) -> Tensor:
     """softmax(q·kᵀ + hidden)·v for all prefixes of a sentence in two batched products; found_RD, heads side by side.
 
-    `hidden` is 0 where a prefix may look and the lowest number elsewhere; queries come scaled.
+    `hidden` (see `for_heads`) is 0 where a prefix may look and the lowest number elsewhere; queries come scaled.
     """
-    (R, H, K), (B, _, C) = q_RHK.shape, hidden_BWC.shape
-    W, G = R // B, len(keys_XCK) // B
+    (R, _, K), B, X = q_RHK.shape, sentences, keys_XCK.shape[0]
+    W, G = R // B, X // B
     # Heads that share their keys are further queries to them.
-    q = q_RHK.reshape(B, W, G, -1, K).permute(0, 2, 3, 1, 4).reshape(B * G, -1, K)
-    scores = torch.bmm(q, keys_XCK.mT)
-    scores.view(B, H, W, C).add_(hidden_BWC.unsqueeze(1))
+    q = q_RHK.reshape(B, W, G, -1, K).permute(0, 2, 3, 1, 4).reshape(X, -1, K)
+    scores = torch.baddbmm(hidden, q, keys_XCK.mT)
     found = torch.bmm(scores.softmax(-1), values_XCK)
     return found.view(B, G, -1, W, K).permute(0, 3, 1, 2, 4).reshape(R, -1)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.attention.attend import Attend
-from qkv.attention.columns import Columns, in_lanes, look, moved
+from qkv.attention.columns import Columns, for_heads, in_lanes, look
 from qkv.attention.dropout import Dropout
 from qkv.attention.heads import MultiHeadAttention
 from qkv.attention.normalize import softmax
@@ -29,6 +29,7 @@ from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.layer import Layer, Layers
 from qkv.errors import QkvError
 from qkv.models.interface import State, counting
+from qkv.models.sources import FOLD_UP_TO, ByHead, Folded, Folds, hidden_of, in_columns
 
 if TYPE_CHECKING:
     from qkv.models.transformer import Transformer
@@ -89,28 +90,28 @@ class PackedLayer:
 
     def ask_own(self, x_RD: Tensor, rotate: Function | None) -> tuple[Tensor, Tensor]:
         """What the rows ask, q_RHK, and what they offer: the keys of all heads, then their values, offered_RVK."""
-        heads_RVK = self.own_in(self._enter(self.own_norm, x_RD)).view(x_RD.shape[0], -1, self.key_width)
+        heads_RVK = self.own_in(self.enter(self.own_norm, x_RD)).view(x_RD.shape[0], -1, self.key_width)
         if rotate is not None:
             turned = self.heads + self.groups
             heads_RVK = torch.cat([rotate(heads_RVK[:, :turned]), heads_RVK[:, turned:]], dim=1)
         return heads_RVK[:, : self.heads], heads_RVK[:, self.heads :]
 
-    def take_own(self, x_RD: Tensor, found_RD: Tensor) -> Tensor:
-        return self._leave(self.own_norm, x_RD, self.own_out(found_RD))
+    def take_own(self, x_RD: Tensor, h_RD: Tensor) -> Tensor:
+        return self._leave(self.own_norm, x_RD, h_RD)
 
     def ask_source(self, x_RD: Tensor) -> Tensor:
         """q_RHK."""
-        return self.cross_in(self._enter(self.cross_norm, x_RD)).view(x_RD.shape[0], self.heads, self.key_width)
+        return self.cross_in(self.enter(self.cross_norm, x_RD)).view(x_RD.shape[0], self.heads, self.key_width)
 
-    def take_source(self, x_RD: Tensor, found_RD: Tensor) -> Tensor:
-        return self._leave(self.cross_norm, x_RD, self.cross_out(found_RD))
+    def take_source(self, x_RD: Tensor, h_RD: Tensor) -> Tensor:
+        return self._leave(self.cross_norm, x_RD, h_RD)
 
     def feedforward(self, x_RD: Tensor) -> Tensor:
-        h_RD = self._enter(self.feedforward_norm, x_RD)
+        h_RD = self.enter(self.feedforward_norm, x_RD)
         hidden = self.curve(self.up(h_RD)) if self.gate is None else self.curve(self.gate(h_RD)) * self.up(h_RD)
         return self._leave(self.feedforward_norm, x_RD, self.down(hidden))
 
-    def _enter(self, norm: Function, x_RD: Tensor) -> Tensor:
+    def enter(self, norm: Function, x_RD: Tensor) -> Tensor:
         return norm(x_RD) if self.is_pre else x_RD
 
     def _leave(self, norm: Function, x_RD: Tensor, h_RD: Tensor) -> Tensor:
@@ -128,8 +129,7 @@ class PackedState(State):
     keep_BS: Tensor
     here_B: Tensor
     """Which of them are still here."""
-    source_YZBGCK: Tensor
-    hidden_B1C: Tensor
+    source: ByHead | Folded
     own: Columns | None = None
     width: int = 1
     length: int = 0
@@ -150,8 +150,7 @@ class PackedState(State):
         return replace(
             self,
             here_B=self.here_B[stays_B],
-            source_YZBGCK=moved(self.source_YZBGCK, stays_B, in_place=not self.shares),
-            hidden_B1C=self.hidden_B1C[stays_B],
+            source=self.source.pick(stays_B, in_place=not self.shares),
             own=own,
             width=width,
             shares=False,
@@ -180,30 +179,37 @@ class Packed:
         self.source_in = Product.of(*crosses)
         self.output = Product(model.output_table, None if model.output is None else model.output.bias)
         self.observers = [module._forward_hooks for module in model.decoder.modules()]
+        first = self.decoder[0]
+        self.heads, self.groups, self.key_width = first.heads, first.groups, first.key_width
+        self.folds = Folds(list(model.decoder))
         self._waves: dict[int, Tensor] = {}
 
     def encode(self, source_BS: Tensor, keep_BS: Tensor) -> PackedState:
         B, S = source_BS.shape
-        hidden_B1C, blank_B = _hidden(keep_BS, self.output.weight.dtype), ~keep_BS.any(1)
+        hidden_B1C, blank_B = hidden_of(keep_BS, self.output.weight.dtype), ~keep_BS.any(1)
+        hidden_X1C = for_heads(hidden_B1C, self.heads, self.groups)
         x_BSD = self.source_positions.embed(self.source_embedding(source_BS))
         x_RD, rotate = x_BSD.flatten(0, 1), _rotation(self.source_positions, S)
         for layer in self.encoder:
             q_RHK, offered_RVK = layer.ask_own(x_RD, rotate)
-            (held_ZBGCK,) = _held(offered_RVK, blank_B, (1, layer.groups, layer.key_width))
-            keys_XCK, values_XCK = held_ZBGCK.flatten(1, 2)
-            x_RD = layer.feedforward(layer.take_own(x_RD, look(q_RHK, keys_XCK, values_XCK, hidden_B1C)))
+            offered = offered_RVK.view(B, S, 1, 2, self.groups, -1).permute(2, 3, 0, 4, 1, 5)
+            keys_XCK, values_XCK = in_columns(offered, blank_B)[0].flatten(1, 2)
+            found_RD = look(q_RHK, keys_XCK, values_XCK, hidden_X1C, B)
+            x_RD = layer.feedforward(layer.take_own(x_RD, layer.own_out(found_RD)))
         x_RD = self.encoder_norm(x_RD)
-        layer = self.decoder[0]
-        source_YZBGCK = _held(self.source_in(x_RD), blank_B, (len(self.decoder), layer.groups, layer.key_width))
-        here_B = counting(B, source_BS.device)
-        return PackedState(self, x_RD.view(B, S, -1), keep_BS, here_B, source_YZBGCK, hidden_B1C)
+        offered = self.source_in(x_RD).view(B, S, len(self.decoder), 2, self.groups, -1).permute(2, 3, 0, 4, 1, 5)
+        if hidden_B1C.numel() * self.heads <= FOLD_UP_TO:
+            source = self.folds(offered, blank_B, hidden_B1C)
+        else:
+            source = ByHead(in_columns(offered, blank_B), hidden_B1C, self.heads)
+        return PackedState(self, x_RD.view(B, S, -1), keep_BS, counting(B, source_BS.device), source)
 
     def step(self, tokens_RT: Tensor, state: PackedState) -> tuple[Tensor, PackedState]:
         state.expect_unconsumed()
         own, layer = state.own, self.decoder[0]
         if own is None:
             shape = len(self.decoder), layer.groups, layer.key_width
-            own = Columns(shape, len(state.here_B), state.width, like=state.source_YZBGCK)
+            own = Columns(shape, len(state.here_B), state.width, like=state.source.held)
             self.target_embedding(tokens_RT)  # what is given is checked, once; what the search chooses need not be
         else:
             state.consumed = True
@@ -219,15 +225,13 @@ class Packed:
         x_RD = torch.add(self._wave(length), x_RD, alpha=self.target_embedding.scale)
         B, rotate = len(state.here_B), _rotation(self.target_positions, 1, length)
         new_YZBGWK, seen, hidden_BWC = own.append()
-        sources = state.source_YZBGCK.flatten(2, 3).unbind(0)
-        for layer, new_ZBGWK, (keys, values), source in zip(
-            self.decoder, new_YZBGWK.unbind(), seen, sources, strict=True
-        ):
+        hidden_XNC = for_heads(hidden_BWC, self.heads, self.groups)
+        for number, layer in enumerate(self.decoder):
             q_RHK, offered_RVK = layer.ask_own(x_RD, rotate)
-            new_ZBGWK.copy_(offered_RVK.view(B, -1, 2, layer.groups, layer.key_width).permute(2, 0, 3, 1, 4))
-            x_RD = layer.take_own(x_RD, look(q_RHK, keys, values, hidden_BWC))
-            x_RD = layer.take_source(x_RD, look(layer.ask_source(x_RD), source[0], source[1], state.hidden_B1C))
-            x_RD = layer.feedforward(x_RD)
+            new_YZBGWK[number].copy_(offered_RVK.view(B, -1, 2, self.groups, self.key_width).permute(2, 0, 3, 1, 4))
+            found_RD = look(q_RHK, *seen[number], hidden_XNC, B)
+            x_RD = layer.take_own(x_RD, layer.own_out(found_RD))
+            x_RD = layer.feedforward(state.source.read(number, layer, x_RD))
         return self.decoder_norm(x_RD)
 
     def _wave(self, length: int) -> Tensor:
@@ -256,26 +260,6 @@ def _rotation(positions: Position, T: int, offset: int = 0) -> Function | None:
         return positions.rotate(x_BHTK, offset).transpose(1, 2).flatten(0, 1)
 
     return rotate
-
-
-def _hidden(keep_BS: Tensor, dtype: torch.dtype) -> Tensor:
-    """The lowest number where there is no real token, and in the lanes that stay empty; hidden_B1C."""
-    B, S = keep_BS.shape
-    hidden_B1C = torch.full((B, 1, in_lanes(S)), torch.finfo(dtype).min, dtype=dtype, device=keep_BS.device)
-    hidden_B1C[:, 0, :S].masked_fill_(keep_BS, 0)
-    return hidden_B1C
-
-
-def _held(offered: Tensor, blank_B: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Keys and values of so many layers in lanes, held_YZBGCK; zeros are found where there is nothing to look at."""
-    (Y, G, K), B = shape, blank_B.shape[0]
-    offered = offered.view(B, -1, Y, 2, G, K)
-    S = offered.shape[1]
-    held_YZBGCK = offered.new_zeros(Y, 2, B, G, in_lanes(S), K)
-    held_YZBGCK[..., :S, :].copy_(offered.permute(2, 3, 0, 4, 1, 5))
-    if blank_B.any():
-        held_YZBGCK[:, 1, blank_B] = 0
-    return held_YZBGCK
 
 
 # ---- which path a model takes ------------------------------------------------------------------------------------
@@ -343,7 +327,7 @@ def _is_packable(model: "Transformer") -> bool:
             known = type(module) in POSITIONS.values() and type(module).bias is Position.bias
         if isinstance(module, MultiHeadAttention):
             c = module.config
-            known = type(module) is MultiHeadAttention and not c.inputs and c.value_head_width == c.query_head_width
+            known = type(module) is MultiHeadAttention and c.bias and not c.inputs and c.value_head_width == c.query_head_width
         if isinstance(module, Attend):
             known = known and module.beta is None and module.normalize is softmax
         if isinstance(module, Embedding):
