@@ -73,10 +73,10 @@ class Folds:
         crosses = [layer.cross for layer in layers]
         self.heads, scale = crosses[0].config.heads, crosses[0].config.query_head_width**-0.5
         by_head = (self.heads, -1)
-        asks = [cross.query.weight.unflatten(0, by_head) for cross in crosses]
-        self.asks_YHKD = torch.stack(asks) * scale
+        asks = torch.stack([cross.query.weight.unflatten(0, by_head) for cross in crosses]) * scale
+        answers = torch.stack([cross.out.weight.T.unflatten(0, by_head) for cross in crosses])
+        self.both_YZHKD = torch.stack([asks, answers], 1)
         self.biases_YHK1 = torch.stack([cross.query.bias.view(self.heads, -1, 1) for cross in crosses]) * scale
-        self.answers_YHKD = torch.stack([cross.out.weight.T.unflatten(0, by_head) for cross in crosses])
         # The weights of a head add up to 1, so each column can carry the head's share of the bias.
         self.shares_YD = torch.stack([cross.out.bias for cross in crosses]) / self.heads
 
@@ -84,13 +84,14 @@ class Folds:
         """Fold what the layers offer."""
         Y, _, B, G, S, _ = offered_YZBGSK.shape
         H, C = self.heads, hidden_B1C.shape[-1]
-        offered = offered_YZBGSK.repeat_interleave(H // G, 3).transpose(2, 3).flatten(3, 4)
-        keys_YHXK, values_YHXK = offered.unbind(1)
-        both = torch.stack([keys_YHXK @ self.asks_YHKD, values_YHXK @ self.answers_YHKD], 1)
-        held_YZBHCD = in_columns(both.unflatten(3, (B, S)).transpose(2, 3), blank_B)
+        if G < H:
+            offered_YZBGSK = offered_YZBGSK.repeat_interleave(H // G, 3)
+        offered_YZHXK = offered_YZBGSK.transpose(2, 3).flatten(3, 4)
+        folded = (offered_YZHXK @ self.both_YZHKD).unflatten(3, (B, S))
+        held_YZBHCD = in_columns(folded.transpose(2, 3), blank_B)
         held_YZBHCD[:, 1] += self.shares_YD[:, None, None, None]
         hidden_YBHC = hidden_B1C.expand(Y, B, H, C).clone()
-        hidden_YBHC[..., :S] += (keys_YHXK @ self.biases_YHK1).view(Y, H, B, S).transpose(1, 2)
+        hidden_YBHC[..., :S] += (offered_YZHXK[:, 0] @ self.biases_YHK1).view(Y, H, B, S).transpose(1, 2)
         return Folded(held_YZBHCD, hidden_YBHC.view(Y, B, 1, H * C))
 
 
