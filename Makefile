@@ -10,10 +10,10 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tour test setup check bench docs clean
+.PHONY: help demo tour test setup check bench bench-peers bench-train bench-decode bench-cost docs clean
 
 help:  ## print this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
 demo: .venv/.core  ## train a translator of numbers, score it on numbers it never saw, and look inside
 	$(BIN)/qkv demo
@@ -32,9 +32,23 @@ check: .venv/.dev  ## lint, format, types and the rules of the house
 	$(BIN)/basedpyright
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-bench: .venv/.dev  ## measure attention against the fused kernel, PyTorch and Hugging Face; kill and resume a run
+bench: .venv/.dev bench-peers  ## all measurements: attention, resumption, training, decoding, cost; what fell short comes last
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/resume.py
+	$(MAKE) bench-train bench-decode bench-cost
+	$(BIN)/python benchmarks/shortfalls.py
+
+bench-peers: .venv/.dev  ## install the libraries that qkv is measured against, each in its own environment
+	$(BIN)/python benchmarks/peers/install.py
+
+bench-train: .venv/.dev  ## training speed beside other libraries (Multi30k in ../shared/data); ONLY="--only tiny" for a part
+	$(BIN)/python benchmarks/train.py --out docs/benchmarks/train $(ONLY)
+
+bench-decode: .venv/.dev  ## decoding speed beside other libraries, with the same weights
+	$(BIN)/python benchmarks/decode.py --out docs/benchmarks/decode $(ONLY)
+
+bench-cost: .venv/.dev  ## how the cost of training grows, and what limits it, with a picture
+	$(BIN)/python benchmarks/roofline.py --out docs/benchmarks/cost $(ONLY)
 
 docs: .venv/.dev  ## try what the pages say: links, commands and Python examples
 	$(BIN)/python -m pytest -q tests/test_docs.py

@@ -9,9 +9,7 @@ over paired rounds with their 95 % interval, and the last lines say which promis
 
 import argparse
 import ctypes
-import json
 import math
-import platform
 import statistics
 import sys
 import time
@@ -21,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from common import Promise, facts_line, machine, promise, save, verdict
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.bert.modeling_bert import eager_attention_forward
@@ -164,34 +163,8 @@ def status(name: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-@dataclass
-class Promise:
-    """A ratio between two contenders, or a figure, and its bound."""
-
-    what: str
-    value: float
-    low: float
-    high: float
-    bound: float
-
-    @property
-    def kept(self) -> bool:
-        return self.value <= self.bound
-
-    def __str__(self) -> str:
-        interval = "" if self.low == self.high else f" ({self.low:.3f} to {self.high:.3f})"
-        return f"{'kept' if self.kept else 'SHORT'}: {self.what}: {self.value:.3f}{interval}, promised ≤ {self.bound:g}"
-
-
 def paired(what: str, one: Result, other: Result, bound: float) -> Promise:
-    """The median of ratios over paired rounds; its 95 % interval by order statistics (binomial)."""
-    ratios = sorted(a / b for a, b in zip(one.seconds, other.seconds, strict=True))
-    n = len(ratios)
-    tail, k = 0.0, 0
-    while k < n // 2 and (tail := tail + math.comb(n, k) / 2**n) <= 0.025:
-        k += 1
-    k = max(k - 1, 0)
-    return Promise(what, statistics.median(ratios), ratios[k], ratios[n - 1 - k], bound)
+    return promise(what, [a / b for a, b in zip(one.seconds, other.seconds, strict=True)], bound)
 
 
 def promises(results: list[Result]) -> list[Promise]:
@@ -235,13 +208,6 @@ def progress(text: str) -> Iterator[None]:
     print(f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
 
 
-def machine() -> dict[str, object]:
-    facts = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform.startswith("linux") else []
-    cpu = next((line.split(":")[1].strip() for line in facts if "model name" in line), platform.processor())
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    return {"cpu": cpu, "threads": torch.get_num_threads(), **versions}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -266,21 +232,20 @@ def main() -> None:
         data = {
             "machine": machine(),
             "results": [asdict(result) for result in results],
-            "promises": [asdict(promise) for promise in found],
         }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-        options.out.with_suffix(".md").write_text(f"{PAGE}\n{report(results, found)}\n")
+        save(options.out, PAGE, report(results, found), data, found)
 
 
 def report(results: list[Result], found: list[Promise]) -> str:
     """Machine, table, promises, and last what fell short."""
-    facts = ", ".join(f"{key} {value}" for key, value in machine().items())
-    short = [promise for promise in found if not promise.kept]
-    end = f"{len(found) - len(short)} of {len(found)} promises kept" + (", not these:" if short else ".")
-    kept = [f"- {promise}" for promise in found if promise.kept]
-    lines = [f"H={HEADS} K={KEY_WIDTH} fp32; {facts}.", "", table(results), "", *kept, "", end, ""]
-    return "\n".join([*lines, *(f"- {promise}" for promise in short)]).rstrip()
+    lines = [
+        f"H={HEADS} K={KEY_WIDTH} fp32; {facts_line(machine())}.",
+        "",
+        table(results),
+        "",
+        *verdict(found),
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

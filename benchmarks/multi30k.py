@@ -20,8 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-DATA = Path("../shared/data")
+from common import DATA, ROOT
+
 RAW, TOKENIZED = DATA / "multi30k", DATA / "multi30k-tok"
 
 PAGE = """# How well do the recipes translate Multi30k?

@@ -17,6 +17,8 @@ from qkv.attention.scores import Dot
 
 NEVER = 1 << 62
 PATHS = [Path(kernel, in_blocks) for kernel in ("products", "fused") for in_blocks in (False, True)]
+SHORT = Path("short", False)
+PATHS.append(SHORT)
 NAMES = [f"{kernel}{'-in-blocks' if in_blocks else ''}" for kernel, in_blocks in PATHS]
 
 
@@ -25,6 +27,7 @@ def forced(wanted: Path, block: int = 64) -> Iterator[None]:
     """Prefer a path whatever the size; blocks hold about `block` scores (rows of them, one at least)."""
     sizes = {
         "FUSED_FROM": 0 if wanted.kernel == "fused" else NEVER,
+        "SHORT_FROM": 0 if wanted.kernel == "short" else NEVER,
         "WHOLE_UP_TO": 0 if wanted.in_blocks else NEVER,
         "BLOCK": block,
     }
@@ -51,6 +54,12 @@ def attend_on(wanted: Path, q: Tensor, k: Tensor, v: Tensor, *, block: int = 64,
     with forced(wanted, block):
         assert path_of(q, k, v, **choices) == wanted
         return attend(q, k, v, **choices)
+
+
+def takes(wanted: Path, q: Tensor, k: Tensor, v: Tensor, **choices: Any) -> bool:
+    """Whether `attend` can take that path for these arguments, if sizes are no obstacle."""
+    with forced(wanted):
+        return path_of(q, k, v, **choices) == wanted
 
 
 class Watching(TorchDispatchMode):

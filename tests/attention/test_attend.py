@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.attention import reference
-from tests.attention.paths import NAMES, PATHS, attend_on, forced, gradients, path_of
+from tests.attention.paths import NAMES, PATHS, attend_on, forced, gradients, path_of, takes
 from tests.attention.strategies import composed
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,7 +22,7 @@ from qkv.attention.normalize import NORMALIZERS
 from qkv.attention.scores import Concat, Cosine, Gaussian, General, Location
 from qkv.attention.watch import watch
 
-PRODUCTS, PRODUCTS_IN_BLOCKS, FUSED, FUSED_IN_BLOCKS = PATHS
+PRODUCTS, PRODUCTS_IN_BLOCKS, FUSED, FUSED_IN_BLOCKS, SHORT = PATHS
 B, H, T, S, K, V = 2, 3, 5, 7, 11, 13
 
 on_each_path = pytest.mark.parametrize("on", PATHS, ids=NAMES)
@@ -103,9 +103,15 @@ class Case:
 
     def paths(self) -> list[Path]:
         in_blocks = {"products": self.q[-2] > 1, "fused": self.per_query}
-        return [
-            on for on in PATHS if on.kernel in self.kernels and (in_blocks[on.kernel] or not on.in_blocks)
+        found = [
+            on for on in PATHS[:4] if on.kernel in self.kernels and (in_blocks[on.kernel] or not on.in_blocks)
         ]
+        score = self.ours.get("score")
+        dtype = (
+            next((weight.dtype for weight in score.parameters()), torch.float32) if score else torch.float32
+        )
+        fits_short = takes(SHORT, *self.tensors(dtype), **self.ours)
+        return [*found, SHORT] if fits_short else found
 
     def tensors(self, dtype: torch.dtype) -> list[Tensor]:
         generator = torch.Generator().manual_seed(1)
@@ -458,8 +464,10 @@ def test_gradcheck(on: Path, name: str):
         torch.randn(1, 2, length, width, dtype=torch.float64) for length, width in [(3, 2), (5, 2), (5, 3)]
     )
     learned = [
-        key for key in ("beta", "bias") if key in choices and not (key == "bias" and on.kernel == "fused")
+        key for key in ("beta", "bias") if key in choices and not (key == "bias" and on.kernel != "products")
     ]
+    if on == SHORT and not takes(SHORT, q, k, v, **choices):
+        return
 
     def f(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
         return attend_on(on, q, k, v, block=20, **(choices | dict(zip(learned, more, strict=True))))
@@ -477,7 +485,7 @@ def test_gradcheck(on: Path, name: str):
 def test_a_query_with_nothing_allowed_gets_zeros_and_sends_no_gradient(
     on: Path, dtype: torch.dtype, normalize: str
 ):
-    if on.kernel == "fused" and normalize != "softmax":
+    if on.kernel != "products" and normalize != "softmax":
         return
     blocked = [0, 3]
     allow_BHTS = torch.ones(B, H, T, S, dtype=torch.bool)

@@ -12,7 +12,7 @@ from qkv import attend, masks
 from qkv.attention.attend import Path
 
 B, H, T, S, K, V = 2, 3, 5, 7, 11, 13
-PRODUCTS, PRODUCTS_IN_BLOCKS, FUSED, FUSED_IN_BLOCKS = PATHS
+PRODUCTS, PRODUCTS_IN_BLOCKS, FUSED, FUSED_IN_BLOCKS, SHORT = PATHS
 KEEP_BS = torch.tensor([[True] * 4 + [False] * 3, [True] * 7])
 BLOCKED_TS = torch.ones(T, S).tril(2).bool()
 BLOCKED_TS[[0, 3]] = False

@@ -14,7 +14,7 @@ from qkv.attention.masks.values import Causal, Mask
 from qkv.attention.normalize import NORMALIZERS
 from qkv.attention.scores import Concat, Cosine, Gaussian, General, Location
 
-PRODUCTS, PRODUCTS_IN_BLOCKS, FUSED, FUSED_IN_BLOCKS = PATHS
+PRODUCTS, PRODUCTS_IN_BLOCKS, FUSED, FUSED_IN_BLOCKS, SHORT = PATHS
 B, H, T, S, K, V = 2, 3, 5, 7, 11, 13
 
 
@@ -31,10 +31,19 @@ LONG, HUGE = 256, 1 << 12  # rows: from the first on fused pays; HUGE² scores a
 @pytest.mark.parametrize(
     ("arguments", "choices", "wanted"),
     [
-        (shaped(T=LONG - 1), {}, PRODUCTS),
+        (shaped(T=LONG - 1), {}, SHORT),
         (shaped(T=LONG), {}, FUSED),
         (shaped(T=2, S=LONG**2 // 2), {}, FUSED),
-        (shaped(T=1, S=LONG**2 - 1), {}, PRODUCTS),
+        (shaped(T=1, S=LONG**2 - 1), {}, SHORT),
+        (shaped(T=LONG - 1), {"allow": masks.causal(), "bias": torch.zeros(LONG - 1)}, SHORT),
+        (shaped(T=LONG - 1), {"bias": torch.zeros(LONG - 1, requires_grad=True)}, PRODUCTS),
+        (shaped(T=LONG - 1), {"dropout": 0.1}, PRODUCTS),
+        (shaped(T=LONG - 1), {"beta": torch.ones(2)}, PRODUCTS),
+        (shaped(T=LONG - 1, dtype=torch.float16), {}, PRODUCTS),
+        (shaped(T=LONG - 1, S=0), {}, PRODUCTS),
+        ([torch.empty(1, heads, 5, 8) for heads in (4, 2, 2)], {}, PRODUCTS),
+        ([torch.empty(batch, 2, 5, 8) for batch in (3, 1, 1)], {}, PRODUCTS),
+        (shaped(T=LONG - 1, B=1 << 8, H=2), {}, PRODUCTS_IN_BLOCKS),
         (shaped(T=1, S=LONG**2), {}, FUSED),
         (shaped(T=LONG, V=3), {}, FUSED),
         (shaped(T=LONG), {"dropout": 0.1}, PRODUCTS),

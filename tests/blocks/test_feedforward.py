@@ -10,7 +10,7 @@ from torch import Tensor
 from qkv.blocks.feedforward import ACTIVATIONS, FeedForward, FeedForwardConfig
 from qkv.errors import QkvError
 
-Kind = Literal["relu", "gelu", "swiglu"]
+Kind = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
 
 
 def relu(x: float) -> float:
@@ -19,6 +19,10 @@ def relu(x: float) -> float:
 
 def gelu(x: float) -> float:
     return x * (1 + math.erf(x / math.sqrt(2))) / 2
+
+
+def gelu_tanh(x: float) -> float:
+    return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def swish(x: float) -> float:
@@ -44,7 +48,7 @@ def test_equals_the_formula_in_loops(kind: Kind):
                     swish(dot(gate.weight[f], x[b, t]) + gate.bias[f].item()) * hidden[f] for f in range(5)
                 ]
             else:
-                hidden = [{"relu": relu, "gelu": gelu}[kind](h) for h in hidden]
+                hidden = [{"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}[kind](h) for h in hidden]
             wanted = [dot(down.weight[d], torch.tensor(hidden)) + down.bias[d].item() for d in range(3)]
             assert module(x)[b, t].tolist() == pytest.approx(wanted, abs=1e-6)
 

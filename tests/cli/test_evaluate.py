@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import qkv as public
-from qkv.cli.evaluate import chosen
 from qkv.store import bundle
+from qkv.tasks.task import Asked
+from qkv.tasks.translate import asked_for
 
 SOURCES = ["one", "fifty-two", "three hundred and four", "nine", "five", "six hundred"]
 
@@ -107,7 +108,7 @@ def test_strict_stops_at_what_would_be_left_out(qkv, seq2seq: Path, tmp_path: Pa
 
 
 def test_numbers_bring_their_languages(trained: Path):
-    (corpus,) = chosen(["numbers-test"], {}, {}, public.load(trained).languages)
+    (corpus,) = asked_for(Asked(["numbers-test"]), public.load(trained).languages)
     assert corpus.source == "numbers-test"
 
 
@@ -142,11 +143,20 @@ def test_what_is_left_out_of_the_data_is_told(qkv, trained: Path, tmp_path: Path
     [
         (["--data", "{}"], 1, "say with --tag"),
         (["--tag", "de"], 2, "name that, too"),
-        (["--data", "{}", "--data", "{}", "--data", "{}"], 2, "twice for two"),
+        (
+            ["--data", "{}", "--data", "{}", "--data", "{}"],
+            1,
+            "3 files of data are given: one with both sides, or two",
+        ),
         (["--data", "{}", "--tag", "xx"], 1, "the language is 'xx'"),
         (["--keys", "a,b"], 2, "--keys is about --data: name that, too"),
         (["--data", "{}", "--columns", "3", "--tag", "de"], 2, "e.g. --columns 2,3"),
-        (["--data", "{}", "--columns", "a,b", "--tag", "de"], 2, "e.g. --columns 2,3"),
+        (
+            ["--data", "{}", "--columns", "a,b", "--tag", "de"],
+            1,
+            "columns[0] is 'a'; it should be a valid integer",
+        ),
+        (["--data", "{}", "--encoding", "latin-1", "--tag", "de"], 1, "encoding is not a key of Corpus"),
         (["--data", "{}", "--columns", "0,1", "--tag", "de"], 1, "columns are counted from 1"),
         (["--data", "{}", "--keys", "a,b,c", "--tag", "de"], 2, "e.g. --keys en,de"),
         (["--data", "{}", "--keys", "a,b", "--tag", "de"], 1, "keys are for jsonl and this is tsv"),

@@ -13,7 +13,7 @@ from qkv import __version__
 from qkv.cli import main
 from qkv.errors import QkvError
 
-VERBS = ["train", "evaluate", "translate", "info", "init", "schema"]
+VERBS = ["train", "evaluate", "translate", "classify", "embed", "info", "init", "schema"]
 HEAVY = {"torch", "numpy", "sacrebleu", "num2words", "tokenizers"}  # typer itself reads options with pydantic
 
 

@@ -48,8 +48,9 @@ def smallest(cls: Any) -> Any:
             values[name] = NEEDED[name]
         elif dataclasses.is_dataclass(kind):
             values[name] = smallest(kind)
-        else:  # a tuple of Configs
-            values[name] = (smallest(kind.__args__[0]),)
+        else:  # a tuple, of Configs or of texts
+            (inside, *_) = kind.__args__
+            values[name] = (smallest(inside) if dataclasses.is_dataclass(inside) else inside("a.txt"),)
     return cls(**values)
 
 

@@ -17,11 +17,13 @@ from qkv.store import bundle
 from qkv.tasks import task as tasks
 from qkv.tasks.task import Kind, Scores, Task
 from qkv.train.machine import Cost
+from qkv.train.precision import computing_in
 from qkv.train.state import Progress
 from qkv.train.train import write_model
 
 # A recipe for each task that trains within a moment, and something to give its predictor.
 NUMBERS = {"source": "numbers", "tag": "de"}
+TOPICS = str(Path(__file__).with_name("topics.tsv"))
 EXAMPLES: dict[str, dict[str, Any]] = {
     "translate": {
         "data": {"train": [NUMBERS | {"limit": 60}], "valid": [NUMBERS | {"limit": 5}]},
@@ -29,6 +31,24 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "batches": {"budget": 300, "longest": 50},
         "model": {"width": 12, "hidden": 20, "heads": 3, "encoder_layers": 1, "decoder_layers": 1},
         "search": {"maximum": 5},
+    },
+    "language": {
+        "data": {"train": [__file__], "held_out": 0.1},
+        "tokens": {"kind": "character", "size": 300},
+        "windows": {"budget": 400},
+        "model": {"length": 16, "width": 12, "hidden": 20, "heads": 3, "layers": 1},
+    },
+    "classify_text": {
+        "data": {"train": [{"source": TOPICS}], "valid": [{"source": TOPICS, "limit": 9}]},
+        "tokens": {"kind": "word", "minimum": 1},
+        "batches": {"budget": 100, "longest": 20},
+        "model": {"width": 12, "hidden": 20, "heads": 3, "layers": 1},
+    },
+    "masked": {
+        "data": {"train": [{"source": TOPICS}], "valid": [{"source": TOPICS, "limit": 9}]},
+        "tokens": {"kind": "word", "minimum": 1},
+        "batches": {"budget": 100, "longest": 20},
+        "model": {"width": 12, "hidden": 20, "heads": 3, "layers": 1},
     },
 }  # fmt: skip
 
@@ -94,6 +114,24 @@ def test_its_batches_have_a_loss_that_reaches_every_weight(made: Made):
     without = [name for name, weight in task.model.named_parameters() if weight.grad is None]
     assert not without
     assert targets >= len(epoch)
+
+
+def test_in_bf16_its_loss_is_about_the_same_and_reaches_every_weight(made: Made):
+    _, _, task = made
+    task.model.eval()
+    batch = task.epoch(0)[0]
+    with torch.no_grad():
+        exact = task.loss(batch).item()
+    for weight in task.model.parameters():
+        weight.grad = None
+    with computing_in(task.model, "bf16"):
+        loss = task.loss(batch)
+        loss.backward()
+    assert loss.item() == pytest.approx(exact, rel=0.05)
+    for name, weight in task.model.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.dtype == weight.dtype
+        assert weight.grad.isfinite().all(), name
 
 
 def test_its_epochs_are_functions_of_their_number(made: Made):

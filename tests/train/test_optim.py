@@ -253,3 +253,71 @@ def test_the_rate_follows_the_factor():
         places.append(1 - model[0].item())
     assert places == pytest.approx([0, 0.0075, 0.015, 0.03], abs=1e-8)
     assert all(one < other for one, other in pairwise(places))
+
+
+class Stack(nn.Module):
+    """A table, three layers and an output."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 5)
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+        self.output = nn.Linear(5, 11)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return self.output(x)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_each_weight_moves_at_its_own_rate(kind: str):
+    """The first step of either is proportional to its rate, whatever the gradient's length."""
+    moved = []
+    options = {"rates": {"layers.1.*": 3.0, "*.bias": 2.0, "output.*": 5.0}, "layer_decay": 0.5}
+    for extra in ({}, options):
+        torch.manual_seed(0)
+        model = Stack()
+        before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        gradients(model, 0)
+        config = OptimConfig(kind=kind, rate=0.01, muon_rate=0.01, weight_decay=0.0, **extra)
+        Optimizer(model, config).step(0.7)
+        moved.append({name: weight - before[name] for name, weight in model.named_parameters()})
+    wanted = {"table.weight": 0.5**4, "output.weight": 5.0, "output.bias": 5.0}
+    for layer, depth in enumerate((3, 2, 1)):
+        wanted[f"layers.{layer}.weight"] = 0.5**depth * (3.0 if layer == 1 else 1.0)
+        wanted[f"layers.{layer}.bias"] = 0.5**depth * 2.0
+    assert wanted.keys() == moved[0].keys()
+    for name, factor in wanted.items():
+        torch.testing.assert_close(moved[1][name], factor * moved[0][name], rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_what_is_frozen_stays_and_needs_no_gradient():
+    model = Stack()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimizer = Optimizer(model, OptimConfig(frozen=("table.*", "layers.0.*")))
+    model(torch.arange(11)).square().sum().backward()
+    assert model.table.weight.grad is None
+    optimizer.step()
+    still = {name for name, weight in model.named_parameters() if torch.equal(weight, before[name])}
+    assert {"table.weight", "layers.0.weight", "layers.0.bias"} <= still
+    assert "output.weight" not in still
+    assert not any(name.startswith(("table", "layers.0")) for name in optimizer.tensors())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"frozen": ("tabel.*",)}, r"no weight is called 'tabel\.\*'.*did you mean 'table\.\*'\?"),
+        ({"rates": {"x": 2.0}}, r"no weight is called 'x'"),
+        ({"frozen": ("*",)}, r"every weight is frozen"),
+    ],
+)
+def test_patterns_that_cannot_be_meant_are_said(options: dict[str, object], said: str):
+    with pytest.raises(QkvError, match=said):
+        Optimizer(Stack(), OptimConfig(**options))
+    with pytest.raises(QkvError, match=r"rates\.x is 0\.0; a factor above 0"):
+        OptimConfig(rates={"x": 0.0})
+    with pytest.raises(QkvError, match=r"layer_decay is 0\.5, and the model has no layers"):
+        Optimizer(nn.Linear(2, 3), OptimConfig(layer_decay=0.5))

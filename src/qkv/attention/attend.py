@@ -3,13 +3,13 @@
 Axes: B batch (any leading axes), H heads of the queries, G heads of the keys and values (H / G queries
 share one), T query length, S key length, K key width per head, V value width per head.
 
-Two kernels compute the same function, and `path` alone chooses:
+Three kernels compute the same function, and `path` alone chooses:
 
 * ``fused``: torch's, which never holds a T×S matrix;
-* ``products``: two batched matrix products around a normaliser, for short rows and for all that the
-  fused kernel cannot do.
+* ``short``: batched products with a backward pass of their own, for rows of a sentence's length;
+* ``products``: two batched matrix products around a normaliser, for all that the other two cannot do.
 
-Either runs over *blocks* of query rows where it would need a large T×S matrix (of weights, or of a mask
+Fused and products run over *blocks* of query rows where it would need a large T×S matrix (of weights, or of a mask
 that differs from query to query). Blocks are computed again in the backward pass instead of being kept,
 and skip the keys that a causal or window mask hides from all their rows.
 """
@@ -26,11 +26,14 @@ from qkv.attention.dropout import drop
 from qkv.attention.masks.values import Causal, Mask
 from qkv.attention.normalize import Normalizer, softmax
 from qkv.attention.scores import Dot, Score, grouped_product
+from qkv.attention.short import short
 from qkv.errors import QkvError
 
 # Measured on two Zen 5 cores: below 256×256 scores a head, batched products beat the fused kernel, whose
 # backward pass is slow on short rows; above, the kernel wins.
 FUSED_FROM = 256 * 256
+# From this many scores (batch and heads together) on the short kernel saves more than entering it costs.
+SHORT_FROM = 1
 # Above this many elements (64 MiB in fp32) a T×S matrix is built in row blocks of about BLOCK elements.
 WHOLE_UP_TO = 1 << 24
 BLOCK = 1 << 21
@@ -90,7 +93,7 @@ def compute(call: Call) -> Tensor:
 class Path(NamedTuple):
     """How a call is computed."""
 
-    kernel: Literal["fused", "products"]
+    kernel: Literal["fused", "short", "products"]
     in_blocks: bool
 
 
@@ -98,16 +101,21 @@ def path(call: Call) -> Path:
     """Decide, in this one place, how a call is computed.
 
     Fused: softmax over a dot product, without dropout (on a CPU: its kernel has none) or a bias that
-    wants its gradient, and long enough to pay. Products: everything else. In blocks: where the kernel
-    would need a large T×S matrix, of scores for products; of the mask for fused, unless the mask is
-    plainly causal or the same for every query.
+    wants its gradient, and long enough to pay. Short: the same where it is too short for that, in eager
+    mode on a CPU, with one β, one dtype (not half, whose exp overflows) and no shared heads or batch
+    entries. Products: everything else. In blocks: where the kernel would need a large T×S matrix, of
+    scores for products; of the mask for fused, unless the mask is plainly causal or the same for every
+    query.
     """
     B, H, T, S = call.four
     on_cpu = call.q_BHTK.device.type == "cpu"
     trains_bias = call.bias is not None and call.bias.requires_grad and torch.is_grad_enabled()
     too_short = on_cpu and T * S < FUSED_FROM
     too_random = on_cpu and call.dropout > 0
-    if call.normalize is not softmax or call.score is not None or trains_bias or too_short or too_random:
+    plain = call.normalize is softmax and call.score is None and not trains_bias and not too_random
+    if plain and too_short and _suits_short(call) and SHORT_FROM <= B * H * T * S <= WHOLE_UP_TO:
+        return Path("short", in_blocks=False)
+    if not plain or too_short:
         depth = 1 if call.score is None else call.score.depth
         return Path("products", in_blocks=T > 1 and B * H * T * S * depth > WHOLE_UP_TO)
     return Path("fused", in_blocks=T > 1 and _mask_size(call) > WHOLE_UP_TO)
@@ -117,6 +125,9 @@ def _whole(call: Call, kernel: str) -> Tensor:
     """All rows at once; returns out_BHTV."""
     if kernel == "products":
         return _products(call, call.allow())
+    if kernel == "short":
+        assert isinstance(call.beta, float)
+        return short(call.q_BHTK, call.k_BGSK, call.v_BGSV, call.beta, call.allow(), call.bias)
     if _plainly_causal(call):
         return _fused(call, None, causal=True)
     return _fused(call, call.allow())
@@ -214,6 +225,14 @@ def _mask_size(call: Call) -> int:
     if call.bias is not None:  # the two become one, with the bias's heads
         return B * T * S * (call.bias.shape[-3] if call.bias.dim() > 2 else 1)
     return B * T * S if call.mask.per_query and not _plainly_causal(call) else 0
+
+
+def _suits_short(call: Call) -> bool:
+    """Whether each query head has keys and values to itself, in one dtype, as the short kernel takes them."""
+    q, k, v = call.q_BHTK, call.k_BGSK, call.v_BGSV
+    alike = q.shape[:2] == k.shape[:2] == v.shape[:2] and q.dtype == k.dtype == v.dtype
+    eager = not torch.compiler.is_compiling() and not torch.is_autocast_enabled(q.device.type)
+    return alike and eager and q.dtype != torch.float16 and isinstance(call.beta, float) and k.shape[2] > 0
 
 
 def _plainly_causal(call: Call) -> bool:

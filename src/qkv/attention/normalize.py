@@ -20,6 +20,34 @@ def softmax(scores_BHTS: Tensor) -> Tensor:
     return torch.softmax(scores_BHTS, dim=-1)
 
 
+# exp stays within the range of every dtype (but half) for scores up to this.
+_SAFE = 60.0
+
+
+def exponentials(scores: Tensor, allow: Tensor | None = None) -> tuple[Tensor, Tensor | float]:
+    """exp(s - shift) in place of the scores, 0 where not allowed, and the shift: what a softmax is before its division.
+
+    torch's softmax pays for each row that it enters, and for dividing all of it. This is one pass over the whole tensor.
+    A row's shift is 0 where its largest score lies within ±60, and else that score. `allow` broadcasts.
+    """
+    if not scores.numel():
+        return scores, 0.0
+    if allow is not None:
+        scores *= allow  # what is forbidden shall not decide about the shift
+    low, high = torch.aminmax(scores)
+    shift: Tensor | float = 0.0
+    if not (float(low) >= -_SAFE and float(high) <= _SAFE):
+        if allow is not None:
+            scores.masked_fill_(~allow, torch.finfo(scores.dtype).min)
+        shift = scores.amax(-1, keepdim=True)
+        shift.masked_fill_(shift.abs() <= _SAFE, 0.0)
+        scores -= shift
+    scores.exp_()
+    if allow is not None:
+        scores *= allow
+    return scores, shift
+
+
 def hard(scores_BHTS: Tensor) -> Tensor:
     """All weight on the highest score, the first of equals; the limit of softmax(β s) as β → ∞."""
     best_BHT1 = scores_BHTS.argmax(dim=-1, keepdim=True)

@@ -30,6 +30,10 @@ class Position(nn.Module):
         """(H,T,S), added to the scores; the queries are the last T of the S positions."""
         return None
 
+    def fit(self, table: Tensor) -> Tensor | None:
+        """The table of such a position of other sizes, made to fit this one; None: it cannot be."""
+        return None
+
     @classmethod
     def sized(
         cls,
@@ -82,6 +86,12 @@ class Learned(Position):
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         return x_BTD + _rows(self.table, x_BTD, offset, fix="build it with a greater length or cut x")
 
+    def fit(self, table: Tensor) -> Tensor | None:
+        """Each position keeps its vector; those beyond the old table stay as they were made."""
+        if table.shape[1] != self.table.shape[1]:
+            return None
+        return torch.cat((table, self.table.detach()[len(table) :]))[: len(self.table)]
+
 
 class Grid(Position):
     """One learned vector per cell of a picture, row by row (ViT: Dosovitskiy et al. 2021, equation 1)."""
@@ -94,6 +104,13 @@ class Grid(Position):
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         table_TD = self.table.flatten(0, 1)
         return x_BTD + _rows(table_TD, x_BTD, offset, fix="fit it to the picture with resized(rows, columns)")
+
+    def fit(self, table: Tensor) -> Tensor | None:
+        if table.dim() != 3 or table.shape[-1] != self.table.shape[-1]:
+            return None
+        other = Grid(*table.shape)
+        other.table = nn.Parameter(table)
+        return other.resized(*self.table.shape[:2]).table.detach()
 
     def resized(self, rows: int, columns: int) -> "Grid":
         """A new grid, interpolated from this one for pictures of another resolution (their section 3.2)."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.attention.normalize import exponentials
 from qkv.errors import QkvError
 
 _CHUNK = 1 << 21  # logits of a chunk: 256 positions of 8,000 tokens
@@ -24,7 +25,8 @@ def cross_entropy(x_ND: Tensor, table_LD: Tensor, label_N: Tensor, smoothing: fl
     are in x's dtype, sums over positions in fp32 at least.
     """
     _expect_fit(x_ND, table_LD, label_N)
-    return _CrossEntropy.apply(x_ND, table_LD, label_N, smoothing)  # pyright: ignore[reportReturnType]
+    with torch.autocast(x_ND.device.type, enabled=False):  # x has a dtype already
+        return _CrossEntropy.apply(x_ND, table_LD, label_N, smoothing)  # pyright: ignore[reportReturnType]
 
 
 def _expect_fit(x_ND: Tensor, table_LD: Tensor, label_N: Tensor) -> None:
@@ -55,27 +57,27 @@ class _CrossEntropy(torch.autograd.Function):
         weight_LD, exact = table_LD.to(x_ND.dtype), torch.promote_types(x_ND.dtype, torch.float32)
         # Smoothing gives every token the same small share, so its gradients are those of two means.
         mean_D = weight_LD.mean(0, dtype=exact)
-        loss = -smoothing * (x_ND.sum(0, dtype=exact) @ mean_D)
+        sum_D = x_ND.sum(0, dtype=exact)
+        loss = -smoothing * (sum_D @ mean_D)
         dx_ND = torch.empty_like(x_ND)
         dtable_LD = torch.zeros_like(weight_LD, dtype=exact)
         step = max(1, _CHUNK // len(table_LD))
         for start in range(0, len(x_ND), step):
             x_CD, label_C = x_ND[start : start + step], label_N[start : start + step]
             logits_CL = F.linear(x_CD, weight_LD)
-            p_CL = torch.softmax(logits_CL, -1)
-            labelled = torch.arange(len(label_C), device=label_C.device), label_C
-            p_C, logit_C = p_CL[labelled], logits_CL[labelled].to(exact)
-            if bool((p_C > 0).all()):
-                lost_C = -p_C.to(exact).log()
-            else:  # a probability that rounded to zero has no logarithm
-                lost_C = logits_CL.to(exact).logsumexp(-1) - logit_C
-            loss += (lost_C + smoothing * logit_C).sum()
-            g_CL = p_CL.index_put_(labelled, p_C - (1 - smoothing))
-            torch.mm(g_CL, weight_LD, out=dx_ND[start : start + step])
-            dtable_LD += g_CL.mT @ x_CD
+            logit_C1 = logits_CL.gather(-1, label_C.unsqueeze(-1)).to(exact)
+            e_CL, shift = exponentials(logits_CL)
+            sum_C1 = e_CL.sum(-1, keepdim=True, dtype=exact)
+            loss += (sum_C1.log() + shift - (1 - smoothing) * logit_C1).sum()
+            # p = e / sum: the division is done where there are D columns, not L.
+            share_C1 = sum_C1.reciprocal().to(x_ND.dtype)
+            torch.mm(e_CL, weight_LD, out=dx_ND[start : start + step]).mul_(share_C1)
+            dtable_LD += e_CL.mT @ (x_CD * share_C1)
+        dx_ND.sub_(weight_LD[label_N], alpha=1 - smoothing)
+        dtable_LD.index_add_(0, label_N, x_ND.to(exact), alpha=smoothing - 1)
         if smoothing:
             dx_ND -= (smoothing * mean_D).to(dx_ND.dtype)
-            dtable_LD -= smoothing / len(table_LD) * x_ND.sum(0, dtype=exact)
+            dtable_LD -= smoothing / len(table_LD) * sum_D
         ctx.save_for_backward(dx_ND, dtable_LD.to(table_LD.dtype))
         return loss
 

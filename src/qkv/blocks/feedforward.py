@@ -4,6 +4,7 @@ Axes: B batch, T length, D width, F hidden width.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt
@@ -25,6 +26,8 @@ class Activation(NamedTuple):
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(F.relu, gated=False),
     "gelu": Activation(F.gelu, gated=False),
+    # x · Φ(x) nearly: a tanh in Φ's place (Hendrycks and Gimpel 2016, section 2), as GPT-2 has it
+    "gelu_tanh": Activation(partial(F.gelu, approximate="tanh"), gated=False),
     "swiglu": Activation(F.silu, gated=True),
 }
 
@@ -37,7 +40,7 @@ class FeedForwardConfig:
     """Width of a token's vector, in and out."""
     hidden: PositiveInt
     """Width in between; SwiGLU has a third matrix, so that 2/3 of the usual 4 · width costs the same."""
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    activation: Literal["relu", "gelu", "gelu_tanh", "swiglu"] = "relu"
     """The non-linearity in between."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of hidden values dropped in training."""

@@ -30,7 +30,19 @@ class Pool(nn.Module):
         return cls()
 
 
-class ClassToken(Pool):
+class FirstToken(Pool):
+    """The first token's output stands for all, where the text itself begins with a class token (BERT, section 3)."""
+
+    def forward(self, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
+        _checked(x_BTD, keep_BT)
+        if not x_BTD.shape[1]:
+            raise QkvError(
+                f"x has shape {tuple(x_BTD.shape)}: there is no first token, so pass it through `prepend` before the encoder"
+            )
+        return x_BTD[:, 0]
+
+
+class ClassToken(FirstToken):
     """A learned token in front whose output stands for all (ViT: Dosovitskiy et al. 2021, equations 1, 4)."""
 
     def __init__(self, width: int):
@@ -49,14 +61,6 @@ class ClassToken(Pool):
         if keep_BT is not None:
             keep_BT = torch.cat((keep_BT.new_ones(keep_BT.shape[0], 1), keep_BT), dim=1)
         return torch.cat((token_B1D, x_BTD), dim=1), keep_BT
-
-    def forward(self, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
-        _checked(x_BTD, keep_BT)
-        if not x_BTD.shape[1]:
-            raise QkvError(
-                f"x has shape {tuple(x_BTD.shape)}: there is no first token, so pass it through `prepend` before the encoder"
-            )
-        return x_BTD[:, 0]
 
     @classmethod
     def sized(cls, *, width: int, heads: int, hidden: int) -> "Pool":
@@ -102,6 +106,8 @@ class AttentionPool(Pool):
 
 
 POOLS: dict[str, type[Pool]] = {"class": ClassToken, "average": GlobalAverage, "attention": AttentionPool}
+# For texts that begin with a class token of their own.
+TEXT_POOLS = POOLS | {"class": FirstToken}
 
 
 def _checked(x_BTD: Tensor, keep_BT: Tensor | None) -> Tensor:

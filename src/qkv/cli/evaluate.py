@@ -1,51 +1,41 @@
-"""`qkv evaluate`: BLEU, chrF, exact matches and loss of a model on held-out data."""
+"""`qkv evaluate`: the scores of a finished model on held-out data, whatever its task."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qkv.cli.options import (
+    Columns,
+    Encoding,
     Json,
+    Keys,
     Model,
-    Search,
+    Set,
     Strict,
-    by_part,
+    expect_settable,
     print_json,
-    read_translator,
+    read_predictor,
     results,
     say,
     table,
+    two,
 )
-from qkv.cli.translate import search
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
-    from qkv.data.text import Corpus
-    from qkv.tasks.translate import Evaluation, MetricsConfig
+    from qkv.store.bundle import Bundle
+    from qkv.tasks.task import Evaluation
 
 # Which data, and how they are read.
 Data = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="A TSV or JSONL file, or twice: sources and targets; by default the recipe's validation data.",
+        help="A file or folder as in recipes; for translation also twice: sources and targets. By default the recipe's "
+        "validation data.",
     ),
 ]
-Columns = Annotated[
-    str | None,
-    typer.Option(metavar="SOURCE,TARGET", help="The columns of a TSV file, counted from 1; by default 1,2."),
-]
-Keys = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SOURCE,TARGET",
-        help="The keys of a JSONL file, by default source,target; a dot leads into an object: translation.en.",
-    ),
-]
-
 Tag = Annotated[
     str | None, typer.Option(metavar="LANG", help="The language of --data, where the model knows several.")
 ]
@@ -58,6 +48,7 @@ def evaluate(
     data: Data = None,
     columns: Columns = None,
     keys: Keys = None,
+    encoding: Encoding = None,
     tag: Tag = None,
     tag_column: TagColumn = None,
     tag_key: TagKey = None,
@@ -72,109 +63,94 @@ def evaluate(
     lowercase: Annotated[
         bool | None, typer.Option(help="Ignore case, or not; by default as the recipe says.")
     ] = None,
-    changes: Search = None,
+    changes: Set = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the translations to a file, which is replaced."),
+        typer.Option(
+            metavar="FILE", help="Write what the model says of each example to a file, which is replaced."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Translate held-out data and compare: BLEU and chrF with their signatures, exact matches, loss in nats a token.
+    """Score a model on held-out data: translations by BLEU, chrF and exact matches, labels by accuracy and F1.
 
-    Several languages are scored one by one and all together.
+    Several languages are scored one by one and all together. Classifiers are shown beside what simple ones reach, and
+    with what they confuse. --set changes how a model is scored, e.g. search.alpha=0.6.
     """
-    from qkv.data.text import ParallelText, Rules
-    from qkv.recipe.config import from_tree, override
-    from qkv.tasks.translate import TranslateConfig, evaluate
+    from qkv.tasks.task import Asked, kind
 
-    bundle, translator = read_translator(run)
-    parts = by_part(changes, "search", "metrics")
-    recipe = from_tree(TranslateConfig, bundle.recipe, str(bundle.path))
-    places = {"columns": two("--columns", columns, int, "2,3"), "keys": two("--keys", keys, str, "en,de")}
-    tags = {"tag": tag, "tag_column": tag_column, "tag_key": tag_key}
-    corpora = chosen(data, places, tags, translator.languages) or recipe.data.valid
-    if not corpora:
-        raise QkvError(f"{run} was trained without validation data: name some with --data")
-    asked: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
-    metrics = replace(recipe.metrics, **{name: value for name, value in asked.items() if value is not None})
-    metrics = override(metrics, parts["metrics"])
-    config = search(translator, beam, None, None, parts["search"])
-    rules = Rules() if data else recipe.data.rules
-    rules = replace(rules, duplicates="keep", strict=strict or rules.strict)
-    # Scores are comparable only over all of a set, so what is left out is told.
-    found = evaluate(translator, ParallelText(corpora, rules), metrics, config)
+    bundle, predictor = read_predictor(run)
+    task = kind(bundle.task)
+    if task.evaluate is None:
+        raise QkvError(
+            f"{run} is a model for {bundle.task}, which has no scores beside those of its training"
+        )
+    options = as_changes(beam, tokenize, lowercase)
+    expect_settable(bundle.task, task.settable, options, changes or [])
+    places = {
+        "columns": two("--columns", columns, "2,3"),
+        "keys": two("--keys", keys, "en,de"),
+        "encoding": encoding,
+        "tag": tag,
+        "tag_column": tag_column,
+        "tag_key": tag_key,
+    }
+    reading = {name: value for name, value in places.items() if value is not None}
+    config = recipe_of(bundle, [*options, *(changes or [])], data, reading)
+    found = task.evaluate(predictor, config, Asked(data or (), reading, strict))
     for report in found.reports:
-        if report.findings:
+        if report.findings:  # scores are comparable only over all of a set, so what is left out is told
             say(str(report))
     if out:
-        with results(out, [path for corpus in corpora for path in corpus.files]) as stream:
-            stream.writelines(text.replace("\n", " ") + "\n" for text in found.found)
-    print_json(as_tree(found, metrics, config.beam)) if as_json else print(as_text(found))
+        with results(out, [file for report in found.reports for file in report.lines]) as stream:
+            stream.writelines(text.replace("\n", " ") + "\n" for text in found.outputs)
+    print_json(as_tree(found)) if as_json else print(as_text(found))
 
 
-def two(option: str, text: str | None, kind: type, example: str) -> tuple[Any, Any] | None:
-    """Where sources and targets stand, as `--columns` and `--keys` say it."""
-    if text is None:
-        return None
-    try:
-        source, target = (kind(part.strip()) for part in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(
-            f"{option} is {text}; where sources and targets stand is wanted, e.g. {option} {example}"
-        ) from None
-    return source, target
+def as_changes(beam: int | None, tokenize: str | None, lowercase: bool | None) -> list[str]:
+    """The options of translation as `--set` would have them."""
+    quick = {"search.coverage": 0} if beam == 1 else {}  # with nothing to choose from there is nothing for it
+    wanted = {"search.beam": beam, **quick, "metrics.tokenize": tokenize, "metrics.lowercase": lowercase}
+    return [f"{key}={str(value).lower()}" for key, value in wanted.items() if value is not None]
 
 
-def chosen(
-    data: list[str] | None, places: dict[str, Any], tags: dict[str, Any], languages: Sequence[str]
-) -> "tuple[Corpus, ...]":
-    """The corpus of `--data`, read as these options say, in one of the languages that the model knows."""
-    from qkv.data.text import NUMBERS, Corpus
+def recipe_of(bundle: "Bundle", changes: list[str], data: list[str] | None, reading: dict[str, Any]) -> Any:
+    """The model's recipe with these changes; without data of its own there is nothing to read in another way."""
+    from qkv.recipe.config import from_tree, override
+    from qkv.tasks.task import kind
 
-    tagged = {name: value for name, value in tags.items() if value is not None}
-    given = tagged | {name: value for name, value in places.items() if value is not None}
-    if not data:
-        if given:
-            raise typer.BadParameter(f"{_option(given)} is about --data: name that, too")
-        return ()
-    if len(data) > 2:
-        raise typer.BadParameter(f"--data was given {len(data)} times: once for one file, twice for two")
-    if tagged and not languages:
-        raise QkvError(f"the model knows one language only: leave {_option(tagged)} out")
-    source, target = [*data, None][:2]
-    assert source is not None
-    corpus = Corpus(source=source, target=target, **given)
-    if languages and not tagged and corpus.kind != NUMBERS:  # numbers come with their languages
-        raise QkvError(
-            f"the model writes {', '.join(languages)}: say with --tag which of them {data[-1]} has"
-        )
-    return (corpus,)
+    if reading and not data:
+        option = "--" + next(iter(reading)).replace("_", "-")
+        raise typer.BadParameter(f"{option} is about --data: name that, too")
+    config = from_tree(kind(bundle.task).config, bundle.recipe, str(bundle.path))
+    if not data and not (config.data.valid or getattr(config.data, "hold_out", 0)):
+        raise QkvError(f"{bundle.path} was trained without validation data: name some with --data")
+    return override(config, changes)
 
 
-def _option(given: dict[str, Any]) -> str:
-    """The first of these as it was typed."""
-    return "--" + next(iter(given)).replace("_", "-")
-
-
-def as_tree(found: "Evaluation", metrics: "MetricsConfig", beam: int) -> dict[str, Any]:
+def as_tree(found: "Evaluation") -> dict[str, Any]:
     """The result for a program."""
-    return {
-        "beam": beam,
+    tree: dict[str, Any] = {
+        **found.facts,
         "signatures": dict(found.scores["all"].signatures),
         "scores": {
-            name: {"sentences": found.sentences[name], **scores.values}
-            for name, scores in found.scores.items()
+            name: {found.unit: found.counts[name], **scores.values} for name, scores in found.scores.items()
         },
     }
+    if found.tables:
+        tree["tables"] = {name: [list(row) for row in rows] for name, rows in found.tables.items()}
+    return tree
 
 
 def as_text(found: "Evaluation") -> str:
-    """The result for people: a row for each language, and how the scores were computed."""
+    """The result for people: a row for each group, how the scores were computed, and the other tables."""
     names = list(found.scores["all"].values)
     order = [*(name for name in found.scores if name != "all"), "all"]
-    rows = [["", "sentences", *names]]
+    rows = [["", found.unit, *names]]
     for name in order:
         values = found.scores[name].values
-        rows.append([name, f"{found.sentences[name]:,}", *(f"{values[key]:.2f}" for key in names)])
+        cells = (f"{values[key]:.2f}" if key in values else "" for key in names)
+        rows.append([name, f"{found.counts[name]:,}", *cells])
     signatures = [f"{name}: {value}" for name, value in found.scores["all"].signatures.items()]
-    return "\n".join([table(rows), *signatures])
+    tables = [f"\n{name}\n{table(rows)}" for name, rows in found.tables.items()]
+    return "\n".join([table(rows), *signatures, *tables])

@@ -45,6 +45,8 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     for file, tokens in found.get("vocabularies", {}).items():
         languages = f"; languages {', '.join(tokens['languages'])}" if tokens["languages"] else ""
         rows.append(("vocabulary", f"{tokens['size']:,} {tokens['kind']} ({file}){languages}"))
+    if labels := found["recipe"].get("labels"):
+        rows.append(("labels", f"{len(labels)}: {', '.join(labels[:20])}{', …' if len(labels) > 20 else ''}"))
     rows += [("data", line) for notice in results.get("notices", ()) for line in notice.splitlines()]
     rows += [("file", f"{name}, {facts['bytes']:,} bytes") for name, facts in found.get("data", {}).items()]
     if results:

@@ -20,6 +20,14 @@ def train(
     out: Annotated[
         Path | None, typer.Option(metavar="RUN", help="The run's directory; by default runs/RECIPE.")
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="A run or model to start from: its weights, vocabulary and preprocessing are taken over.",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show model, memory and first batches; write nothing.")
@@ -37,7 +45,8 @@ def train(
     from qkv.train.machine import keep_memory
 
     keep_memory()  # before torch is used, while there is nothing to keep
-    changes = [*(["data.rules.strict=true"] if strict else []), *(changes or [])]
+    given = [*(["data.rules.strict=true"] if strict else []), *([f"train.start={start}"] if start else [])]
+    changes = [*given, *(changes or [])]
     config = read_recipe(recipe, out, changes)
     out = out or Path("runs") / _stem(recipe)
     if dry_run:
@@ -66,8 +75,8 @@ def train(
 def read_recipe(recipe: Path | None, out: Path | None, changes: list[str]) -> Any:
     """The recipe of a file, or of the run that goes on, with its changes."""
     from qkv.errors import QkvError
-    from qkv.recipe.recipe import read, resolve
-    from qkv.tasks.task import kind
+    from qkv.recipe.recipe import read
+    from qkv.tasks.task import resolved
     from qkv.train.run import Run
 
     if recipe is None:
@@ -75,9 +84,7 @@ def read_recipe(recipe: Path | None, out: Path | None, changes: list[str]) -> An
         if not Run(out).exists:
             raise QkvError(f"{out} is no run, so there is nothing to resume: give a RECIPE.toml to begin one")
         recipe = Run(out).recipe
-    tree = read(recipe)
-    task = kind(str(tree.get("task", "translate")))
-    return resolve(task.config, tree, task.presets, changes, str(recipe))
+    return resolved(read(recipe), changes, str(recipe))
 
 
 def _stem(recipe: Path | None) -> str:

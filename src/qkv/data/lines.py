@@ -14,6 +14,7 @@ from qkv.data.report import Report
 from qkv.errors import QkvError, nearest
 
 STDIN = "-"
+UTF8 = "utf-8"
 
 
 class Line(NamedTuple):
@@ -24,18 +25,26 @@ class Line(NamedTuple):
     fault: str | None = None
 
 
-def read_lines(path: str, *, invalid: Literal["error", "replace"] = "error") -> Iterator[str]:
+def read_lines(
+    path: str, *, invalid: Literal["error", "replace"] = "error", encoding: str = UTF8
+) -> Iterator[str]:
     """Every line of a file (`-` is stdin) in order, blank ones too: what translation reads.
 
-    Bytes that are not UTF-8 are an error that names the line, or replaced by U+FFFD. The first line is read at once, so
-    that a file which cannot be opened is named before anything is written.
+    Bytes that cannot be decoded are an error that names the line, or replaced by U+FFFD. The first line is read at once,
+    so that a file which cannot be opened is named before anything is written.
     """
-    found = lines(path, Report(path), errors="replace" if invalid == "replace" else "strict")
-    return _texts(path, chain(list(islice(found, 1)), found))
+    errors = "replace" if invalid == "replace" else "strict"
+    found = lines(path, Report(path), errors=errors, encoding=encoding)
+    return _texts(path, encoding, chain(list(islice(found, 1)), found))
 
 
 def lines(
-    path: str, report: Report, *, limit: int = -1, errors: Literal["strict", "replace"] = "strict"
+    path: str,
+    report: Report,
+    *,
+    limit: int = -1,
+    errors: Literal["strict", "replace"] = "strict",
+    encoding: str = UTF8,
 ) -> Iterator[Line]:
     """The lines of a file, in bounded memory: of one with more than `limit` bytes only the fault is given.
 
@@ -44,7 +53,7 @@ def lines(
     file = label(path)
     for number, (raw, whole) in enumerate(_raw_lines(path, limit), 1):
         report.lines[file] += 1
-        if number == 1 and raw.startswith(b"\xef\xbb\xbf"):
+        if number == 1 and encoding == UTF8 and raw.startswith(b"\xef\xbb\xbf"):
             raw = raw[3:]
             report.add(file, "byte order mark", 1)
         if not whole:
@@ -56,15 +65,15 @@ def lines(
         elif raw.endswith(b"\n"):
             raw = raw[:-1]
         try:
-            yield Line(number, raw.decode("utf-8", errors))
+            yield Line(number, raw.decode(encoding, errors))
         except UnicodeDecodeError:
-            yield Line(number, "", "invalid UTF-8")
+            yield Line(number, "", "invalid UTF-8" if encoding == UTF8 else "undecodable")
 
 
-def _texts(path: str, found: Iterator[Line]) -> Iterator[str]:
+def _texts(path: str, encoding: str, found: Iterator[Line]) -> Iterator[str]:
     for line in found:
         if line.fault:
-            raise QkvError(invalid_utf8(path, line.number))
+            raise QkvError(undecodable(path, line.number, encoding))
         yield line.text
 
 
@@ -79,6 +88,28 @@ def invalid_utf8(path: str, number: int) -> str:
         f"{label(path)} line {number} is not UTF-8: convert the file first, "
         "e.g. iconv -f latin1 -t utf-8 (or -f utf-16) OLD > NEW"
     )
+
+
+def undecodable(path: str, number: int, encoding: str) -> str:
+    """The same where an encoding was named."""
+    if encoding == UTF8:
+        return invalid_utf8(path, number)
+    return f"{label(path)} line {number} is not {encoding}: name the encoding that the file has, e.g. cp1252"
+
+
+def expect_encoding(name: str) -> None:
+    """Refuse what is no encoding of text, and those in which a line feed is not one byte."""
+    try:
+        known = "\n".encode(name) == b"\n"
+    except LookupError:
+        raise QkvError(
+            f"encoding is {name!r}, which Python does not know: give one such as utf-8, latin-1 or cp1252"
+        ) from None
+    if not known:
+        raise QkvError(
+            f"encoding is {name!r}, in which lines cannot be told apart: convert the file first, "
+            f"e.g. iconv -f {name} -t utf-8 OLD > NEW"
+        )
 
 
 def _raw_lines(path: str, limit: int) -> Iterator[tuple[bytes, bool]]:

@@ -1,11 +1,13 @@
 """A first look at a corpus: how much there is and of what length, and a part of it held out for validation."""
 
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import nsmallest
 from pathlib import Path
 
+from qkv.data.labelled import LabelledCorpus, read_examples
 from qkv.data.report import Report
 from qkv.data.text import Corpus, Pair, Rules, read_pairs
 from qkv.errors import QkvError
@@ -36,6 +38,36 @@ def survey(corpus: Corpus, rules: Rules = Rules()) -> Survey:
             f"{report}: no pair is left to learn from, so give files with sentences and translations"
         )
     return Survey(report.kept, source / report.kept, target / report.kept, report)
+
+
+@dataclass(frozen=True)
+class TextSurvey:
+    """What is in a corpus of texts with labels."""
+
+    texts: int
+    characters: float
+    """Of a text, on average."""
+    labels: Counter[str]
+    """How many texts have each."""
+    multiple: bool
+    """Whether a text has several labels, or none."""
+    report: Report
+
+
+def survey_texts(corpus: LabelledCorpus, rules: Rules = Rules(longest=100_000)) -> TextSurvey:
+    """Read the corpus once."""
+    report, characters, multiple = Report(corpus.name, what="texts"), 0, False
+    labels: Counter[str] = Counter()
+    for example in read_examples(corpus, report, rules):
+        characters += len(example.text)
+        labels.update(example.labels)
+        multiple = multiple or len(example.labels) != 1
+    if len(labels) < 2 - multiple:
+        raise QkvError(
+            f"{report}: texts with at least two labels are wanted, and it has {', '.join(labels) or 'none'}: each line is a "
+            "label, a space and the text, or name a TSV, CSV or JSONL file or a folder with a folder for each label"
+        )
+    return TextSurvey(report.kept, characters / report.kept, labels, multiple, report)
 
 
 def split(

@@ -1,13 +1,13 @@
 """Parallel text: pairs of sentences from two files, TSV, JSONL or the embedded numbers, every fault named or counted."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from qkv.config import config
 from qkv.data import numbers
+from qkv.data.fields import expect_columns, json_row, json_text
 from qkv.data.lines import STDIN, Line, invalid_utf8, label, lines
 from qkv.data.report import Report
 from qkv.errors import QkvError
@@ -225,6 +225,17 @@ _STRICT = {
 }
 
 
+def fault_of(line: Line, rules: Rules) -> str | None:
+    """The kind of fault for which a line is not learnt from."""
+    if line.fault:
+        return line.fault
+    if not line.text or line.text.isspace():
+        return "empty"
+    if "\0" in line.text:
+        return "NUL"
+    return "over-long" if len(line.text) > rules.longest else None
+
+
 class _Row(NamedTuple):
     """Two sides as they were read, and the files they stand in."""
 
@@ -241,14 +252,9 @@ def _fault(row: _Row, rules: Rules) -> tuple[str | None, str, str]:
         (row.source, row.source_path, row.target),
         (row.target, row.target_path, row.source),
     ):
-        if line.fault:
-            return line.fault, path, other.text
-        if not line.text or line.text.isspace():
-            return "empty", path, other.text  # the side that shows which pair it is
-        if "\0" in line.text:
-            return "NUL", path, line.text
-        if len(line.text) > rules.longest:
-            return "over-long", path, line.text
+        if kind := fault_of(line, rules):
+            # Of a side without text, the other one shows which pair it is.
+            return kind, path, (other if line.fault or kind == "empty" else line).text
     return None, "", ""
 
 
@@ -283,42 +289,16 @@ def _one_file(corpus: Corpus, report: Report, rules: Rules) -> Iterator[_Row]:
 def _columns(corpus: Corpus, line: Line) -> tuple[str, str, str | None]:
     cells = line.text.split("\t")
     wanted = max(*corpus.columns, corpus.tag_column or 1)
-    if len(cells) < wanted:
-        raise QkvError(
-            f"{label(corpus.source)} line {line.number} has {len(cells)} columns; columns up to {wanted} are wanted: "
-            "separate them with tabs, or set columns in the recipe (--columns of qkv evaluate)"
-        )
+    expect_columns(f"{label(corpus.source)} line {line.number}", cells, wanted)
     source, target = (cells[column - 1] for column in corpus.columns)
     return source, target, cells[corpus.tag_column - 1] if corpus.tag_column else corpus.tag
 
 
 def _values(corpus: Corpus, line: Line) -> tuple[str, str, str | None]:
     where = f"{label(corpus.source)} line {line.number}"
-    try:
-        row = json.loads(line.text)
-    except (ValueError, RecursionError) as error:
-        raise QkvError(f"{where} is not JSON ({error}): write one object a line") from None
-
-    def value(key: str, setting: str = "keys") -> str:
-        fix = f"set {setting} in the recipe (--{setting.replace('_', '-')} of qkv evaluate)"
-        found: Any = row
-        for part in key.split("."):
-            if not isinstance(found, dict) or part not in found:
-                has = ", ".join(map(str, found)) if isinstance(found, dict) else type(found).__name__
-                raise QkvError(f"{where} has no {key} (it has {has}): {fix} to what it has")
-            found = found[part]
-        if not isinstance(found, str):
-            raise QkvError(f"{where} has {found!r:.40} as {key}; text is wanted: {fix}, or correct the line")
-        try:
-            found.encode()
-        except UnicodeEncodeError:
-            raise QkvError(
-                f"{where} has half a surrogate pair as {key}, which is no text: correct the line"
-            ) from None
-        return found
-
-    tag = value(corpus.tag_key, "tag_key") if corpus.tag_key else corpus.tag
-    return value(corpus.keys[0]), value(corpus.keys[1]), tag
+    row = json_row(where, line.text)
+    source, target = (json_text(where, row, key) for key in corpus.keys)
+    return source, target, json_text(where, row, corpus.tag_key, "tag_key") if corpus.tag_key else corpus.tag
 
 
 def _numbers(corpus: Corpus, report: Report, _rules: Rules) -> Iterator[_Row]:

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
+from pydantic import Field
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from qkv.config import config
@@ -42,6 +43,14 @@ class TokensConfig:
     """One vocabulary for source and target; false makes one for each."""
     lowercase: bool = False
     """Lower-case all text first, and so lose its capitals."""
+    split: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of bpe's merged tokens that training takes apart again, others in each epoch: for small corpora."""
+
+    def __post_init__(self) -> None:
+        if self.split and self.kind != "bpe":
+            raise QkvError(
+                f"split is {self.split}, but only bpe merges tokens and kind is {self.kind!r}: set split=0"
+            )
 
 
 class Tokens:
@@ -50,6 +59,8 @@ class Tokens:
     bpe, character and bytes return every text exactly as it was; word does for known words with single spaces between
     them. With `lowercase`, that is the lower-cased text.
     """
+
+    pad, start, end, unk = PAD, START, END, UNK
 
     def __init__(self, tokenizer: Tokenizer, kind: Kind):
         self.kind, self._tokenizer = kind, tokenizer
@@ -125,6 +136,15 @@ class Tokens:
     def entries(self) -> list[str]:
         """Every entry of the vocabulary, spelt as in its file: what other engines know tokens by."""
         return [self._tokenizer.id_to_token(index) or "" for index in range(self.size)]
+
+    def merged(self) -> np.ndarray:
+        """The two tokens that each was merged from, merged_L2; -1 for one that was not."""
+        merged_L2 = np.full((self.size, 2), -1, dtype=np.int32)
+        ids = self._tokenizer.get_vocab(with_added_tokens=False)
+        merges = json.loads(self._tokenizer.to_str())["model"].get("merges", ())
+        for left, right in reversed(merges):  # of several ways to one token, the first
+            merged_L2[ids[left + right]] = ids[left], ids[right]
+        return merged_L2
 
     def words(self, ids: Sequence[int]) -> list[int | None]:
         """The number of the word, counted by spaces, that each id belongs to; None for a space, a special or a tag."""

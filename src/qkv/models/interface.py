@@ -1,10 +1,12 @@
 """What decoding needs of a model, and all that it may know of one.
 
-Axes: B sentences, R rows (B · width: each sentence has `width` rows side by side), S source length, T tokens,
-D width of the model, L vocabulary.
+Axes: B sentences or texts, R rows (B · width: each sentence has `width` rows side by side), S source length, T tokens,
+D width of the model, L vocabulary, C labels.
 
 A search runs `encode` once for a batch of sentences, then `step` again and again. What belongs to a sentence
 (the encoder's keys and values) is held once, however many rows search for its translation.
+
+A language model has no source. It is called as the others are, with a source of no tokens: `no_source(B)`.
 """
 
 from abc import ABC, abstractmethod
@@ -14,6 +16,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from qkv.blocks.pool import GlobalAverage
 
 
 class State(ABC):
@@ -32,6 +36,8 @@ class State(ABC):
 class Generator(nn.Module, ABC):
     """A model that writes one token after another, with or without a source."""
 
+    reads_source: ClassVar[bool] = True
+    """False: what it writes goes on from its first tokens alone, and its sources have no tokens."""
     source_attention: ClassVar[str] = "*"
     """The attentions that look at the source: a pattern as for `qkv.watch`."""
 
@@ -58,6 +64,35 @@ class Generator(nn.Module, ABC):
     def logits(self, x_BTD: Tensor) -> Tensor:
         """Scores of the token after each hidden state, logits_BTL."""
         return F.linear(x_BTD, self.output_table)
+
+
+def no_source(sentences: int) -> tuple[Tensor, Tensor]:
+    """The source (B,0) of so many texts that have none, and its keep."""
+    source_BS = torch.zeros(sentences, 0, dtype=torch.long)
+    return source_BS, source_BS.bool()
+
+
+class TextReader(nn.Module, ABC):
+    """A model that reads whole texts, each beginning with start and ending in end."""
+
+    @abstractmethod
+    def read(self, token_BT: Tensor, keep_BT: Tensor, segment_BT: Tensor | None = None) -> Tensor:
+        """A vector for each token, x_BTD (True in keep = real token); segments tell the parts of a text apart."""
+
+    def pooled(self, x_BTD: Tensor, keep_BT: Tensor) -> Tensor:
+        """One vector for each text, x_BD: that by which it is judged, or the mean."""
+        return GlobalAverage()(x_BTD, keep_BT)
+
+
+class TextClassifier(TextReader):
+    """One that says which labels a text has."""
+
+    output: nn.Linear
+    """From the pooled vector to a score for each label."""
+
+    @abstractmethod
+    def forward(self, token_BT: Tensor, keep_BT: Tensor, segment_BT: Tensor | None = None) -> Tensor:
+        """Scores before softmax or sigmoid, logits_BC."""
 
 
 @lru_cache(maxsize=1024)

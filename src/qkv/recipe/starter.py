@@ -1,6 +1,7 @@
-"""The recipe to begin with on a corpus of some size: sizes and times that are reasonable, and what to change first."""
+"""The recipes to begin with on a corpus of some size: what is reasonable, and what to change first."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tomli_w
@@ -105,8 +106,74 @@ warmup = {chosen.warmup:<18} # steps until the full rate
 """
 
 
+# For each preset of an encoder: the fewest texts that it is worth its time for, and the passes over them.
+_ENCODERS = {"tiny": (0, 12), "mini": (50_000, 8), "small": (500_000, 4), "base": (math.inf, 3)}
+
+
+def text_starter(
+    corpus: Mapping[str, object], texts: int, multiple: bool, preset: str | None, about: str, command: str
+) -> tuple[str, str]:
+    """A recipe for classifying texts, and the preset that suits so many of them."""
+    fitting = [name for name, (least, _) in _ENCODERS.items() if texts >= least]
+    name = preset or fitting[-1]
+    _, epochs = choose("preset", name, _ENCODERS)
+    warmup = min(1000, max(10, texts // 100))
+    recipe = f"""\
+# A recipe for classifying texts, made by `qkv init` from {about}.
+# Train:      {command}
+# Look first: {command} --dry-run
+# Everything that can be said here, with its meaning: qkv schema classify_text
+# Paths are as seen from the directory in which `qkv train` runs.
+
+task = "classify_text"
+multiple = {str(multiple).lower():<16} # whether a text may have several labels, or none
+class_weights = "equal"     # balanced, where rare labels matter as much as common ones
+token_dropout = 0.15        # share of tokens that are hidden in training: more for less data
+
+[data]
+train = [{{ {_table(corpus)} }}]
+hold_out = 0.1              # validated on; or leave it out and name files: valid = [{{ source = "valid.tsv" }}]
+# names = {{ "0" = "negative", "1" = "positive" }}  # what labels are called
+
+[tokens]
+kind = "bpe"                # or word, character, bytes
+size = {8000 if texts >= 5000 else 2000:<20} # entries at most
+
+[batches]
+budget = {2048 if texts >= 20_000 else 1024:<18} # positions of a batch: lower it if memory is short
+longest = 256               # tokens; longer texts lose their ends, and are counted
+
+[model]
+kind = "bert"               # or textcnn, a convolutional network
+preset = "{name}"{"":<{16 - len(name)}} # tiny, mini, small, minilm, base
+pool = "average"            # or class (the first token), attention
+pooler = false
+dropout = 0.3               # more for less data
+
+[metrics]
+best_by = "accuracy"        # or macro_f1, where labels are rare; loss
+
+[train]
+epochs = {epochs:<18} # the run ends with the first of epochs, steps and minutes
+# patience = 4              # validations without a better score before it ends early
+
+[train.optimizer]
+rate = 5e-4                 # lower it if the loss jumps
+
+[train.schedule]
+kind = "linear"             # down to zero at the end of the run
+warmup = {warmup:<18} # steps until the full rate
+"""
+    return recipe, name
+
+
+def _table(values: Mapping[str, object]) -> str:
+    """Keys and values as TOML on one line."""
+    return ", ".join(
+        tomli_w.dumps({key: value}, multiline_strings=False).strip() for key, value in values.items()
+    )
+
+
 def _pair(files: tuple[str, str]) -> str:
     """Two paths as TOML."""
-    return ", ".join(
-        tomli_w.dumps({key: value}).strip() for key, value in zip(("source", "target"), files, strict=True)
-    )
+    return _table(dict(zip(("source", "target"), files, strict=True)))

@@ -30,6 +30,20 @@ class OptimConfig:
     """Learning rate of muon at its peak."""
     momentum: Share = 0.95
     """Share of the past in muon's mean of gradients."""
+    frozen: tuple[str, ...] = ()
+    """Weights that stay as they are, by patterns of their names: bert.embedding.*, bert.encoder.0.*."""
+    rates: dict[str, float] = Field(default_factory=dict)
+    """Factors on the rates of weights, by patterns; of several that match, the last: {"output.*" = 10.0}."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """A factor on the rates for each layer that lies between a weight and the model's end; 1: all learn alike."""
+
+    def __post_init__(self) -> None:
+        for pattern, factor in self.rates.items():
+            if not 0 < factor < math.inf:
+                raise QkvError(
+                    f"rates.{pattern} is {factor}; a factor above 0 is wanted: to keep weights as they are, name them in "
+                    "frozen"
+                )
 
 
 @config
@@ -119,6 +133,8 @@ class TrainConfig:
     """Updates between two lines of the log."""
     tensorboard: bool = False
     """Whether the log also goes to TensorBoard (needs the extra `log`)."""
+    start: str | None = None
+    """A run or model whose weights, vocabulary and preprocessing training begins with; `--from` sets it."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Decides the initial weights, the order of batches and what dropout drops."""
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-import sacrebleu
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,8 +20,8 @@ from qkv.config import config
 from qkv.data.batches import Batch, Batches, BatchesConfig, in_order
 from qkv.data.batches import Epoch as PairEpoch
 from qkv.data.pairs import Pairs, encode_pairs
-from qkv.data.report import Report
-from qkv.data.text import Corpus, Pair, ParallelText, Rules
+from qkv.data.split import splitting
+from qkv.data.text import NUMBERS, Corpus, Pair, ParallelText, Rules
 from qkv.data.tokens import Tokens, TokensConfig
 from qkv.decode.config import SearchConfig
 from qkv.decode.translator import BUDGET, Translator
@@ -34,7 +33,9 @@ from qkv.models.transformer import Transformer, TransformerConfig
 from qkv.recipe.config import from_tree
 from qkv.recipe.training import TrainConfig
 from qkv.store.bundle import TOKENIZERS, Bundle, Savable
-from qkv.tasks.task import Epoch, Kind, Scores, Task
+from qkv.store.transfer import transfer
+from qkv.tasks.shared.bleu import MetricsConfig, bleu_of, compare
+from qkv.tasks.task import Asked, Epoch, Evaluation, Kind, Scores, Task
 
 ModelConfig = Annotated[TransformerConfig | LuongConfig, Field(discriminator="kind")]
 
@@ -49,20 +50,6 @@ class DataConfig:
     """Corpora to validate on; without any, the last weights are the best."""
     rules: Rules = Rules()
     """What happens to faulty lines."""
-
-
-@config
-class MetricsConfig:
-    """How translations are scored."""
-
-    tokenize: Literal["13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab", "flores200"] = "13a"
-    """sacreBLEU's tokenizer; none for text that is tokenized already."""
-    lowercase: bool = False
-    """Whether case is ignored."""
-    best_by: Literal["bleu", "chrf", "exact", "loss"] = "bleu"
-    """By which score the best weights are chosen; exact is the share of sentences that are right to the letter."""
-    beam: PositiveInt = 1
-    """Beam of the validations during training, which only compare; `search.beam` is that of the finished model."""
 
 
 @config
@@ -165,7 +152,13 @@ class Translation(Task[Batch]):
         sizes = {"source_vocabulary": source.size, "target_vocabulary": target.size}
         self.config = config = replace(config, model=replace(config.model, **sizes))
         pairs = encode_pairs(text, source, target)
-        self.batches = Batches(pairs, config.batches, seed=config.train.seed, strict=config.data.rules.strict)
+        self.batches = Batches(
+            pairs,
+            config.batches,
+            seed=config.train.seed,
+            strict=config.data.rules.strict,
+            vary=splitting(source, target, config.tokens.split, config.train.seed, config.batches.longest),
+        )
         # What is longer than all that a model learnt from, it would shorten: it is told to split such lines.
         self.config = config = replace(config, batches=replace(config.batches, longest=self.batches.longest))
         self.valid: list[Pair] = []
@@ -178,7 +171,7 @@ class Translation(Task[Batch]):
         torch.manual_seed(config.train.seed)
         self._model = build(config.model)
         if start:
-            self._model.load_state_dict(start.tensors)
+            self.notices.append(transfer(self._model, start))
         if self.valid:  # what the search cannot do shall not show after an epoch
             translator = self._translator()
             quick = replace(translator.config, maximum=translator.config.minimum + 1)
@@ -303,68 +296,57 @@ def losses(model: Generator, pairs: Pairs, budget: int) -> tuple[np.ndarray, np.
     return nats_P, tokens_P
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """How well a translator does on some data, over all and by language."""
+def evaluate(translator: Translator, config: TranslateConfig, asked: Asked) -> Evaluation:
+    """Translate the sources of some data with the recipe's search, and compare with its targets.
 
-    found: list[str]
-    """Its translations, in the order of the data."""
-    sentences: dict[str, int]
-    """How many sentences each language has; `all` of them."""
-    scores: dict[str, Scores]
-    """By the same names; loss is in nats a token, without smoothing."""
-    reports: list[Report]
-    """What was found in the data."""
-
-
-def evaluate(
-    translator: Translator, text: ParallelText, metrics: MetricsConfig, config: SearchConfig | None = None
-) -> Evaluation:
-    """Translate the sources of this text with a search, and compare with its targets."""
-    pairs = list(text)
+    Several languages are scored one by one and all together; the loss is in nats a token, without smoothing.
+    """
+    rules = Rules() if asked.data else config.data.rules
+    # Scores are comparable only over all of a set, so duplicates stay.
+    rules = replace(rules, duplicates="keep", strict=asked.strict or rules.strict)
+    text = ParallelText(asked_for(asked, translator.languages) or config.data.valid, rules)
+    pairs, search = list(text), replace(config.search, n_best=1)
     encoded = encode_pairs(text, translator.source, translator.target)
     nats_P, tokens_P = losses(translator.model, encoded, BUDGET)
-    found = translations(translator, pairs, config)
+    found = translations(translator, pairs, search)
     languages = list(dict.fromkeys(pair.tag for pair in pairs))
     groups = {"all": list(range(len(pairs)))}
     if len(languages) > 1:
         groups |= {str(tag): [row for row in groups["all"] if pairs[row].tag == tag] for tag in languages}
     scores = {}
     for name, rows in groups.items():
-        compared = compare([found[row] for row in rows], [pairs[row].target for row in rows], metrics)
+        compared = compare([found[row] for row in rows], [pairs[row].target for row in rows], config.metrics)
         loss = float(nats_P[rows].sum() / tokens_P[rows].sum())
         values = {**compared.values, "loss": loss, "perplexity": math.exp(loss)}
         scores[name] = replace(compared, values=values)
-    return Evaluation(found, {name: len(rows) for name, rows in groups.items()}, scores, text.reports)
+    return Evaluation(
+        counts={name: len(rows) for name, rows in groups.items()},
+        scores=scores,
+        unit="sentences",
+        outputs=found,
+        reports=text.reports,
+        facts={"beam": search.beam},
+    )
 
 
-def compare(found: Sequence[str], references: Sequence[str], metrics: MetricsConfig) -> Scores:
-    """BLEU, chrF and the share of exact matches, in percent."""
-    bleu = bleu_of(metrics)
-    chrf = sacrebleu.CHRF(lowercase=metrics.lowercase)
-    values = {
-        "bleu": bleu.corpus_score(found, [references]).score,
-        "chrf": chrf.corpus_score(found, [references]).score,
-        "exact": 100 * sum(map(str.__eq__, found, references)) / len(references),
-    }
-    signatures = {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())}
-    return Scores(values, metrics.best_by, metrics.best_by != "loss", signatures)
-
-
-def bleu_of(metrics: MetricsConfig) -> sacrebleu.BLEU:
-    """sacreBLEU's BLEU; a tokenizer that it lacks, or cannot fetch, is said here and not after an epoch."""
-    try:
-        # With tokenize none the text is known to have its tokens: no warning that it has.
-        bleu = sacrebleu.BLEU(
-            tokenize=metrics.tokenize, lowercase=metrics.lowercase, force=metrics.tokenize == "none"
-        )
-        bleu.corpus_score([""], [[""]])
-    except (RuntimeError, OSError) as error:
+def asked_for(asked: Asked, languages: Sequence[str]) -> tuple[Corpus, ...]:
+    """The corpus that is asked for, in one of the languages that the model knows."""
+    if not asked.data:
+        return ()
+    if len(asked.data) > 2:
+        raise QkvError(f"{len(asked.data)} files of data are given: one with both sides, or two, are wanted")
+    tags = [name for name in asked.reading if name.startswith("tag")]
+    if tags and not languages:
+        option = "--" + tags[0].replace("_", "-")
+        raise QkvError(f"the model knows one language only: leave {option} out")
+    source, target = [*asked.data, None][:2]
+    assert source is not None
+    corpus = Corpus(source=source, target=target, **asked.reading)
+    if languages and not tags and corpus.kind != NUMBERS:  # numbers come with their languages
         raise QkvError(
-            f"metrics.tokenize is {metrics.tokenize!r}, for which sacreBLEU says: {' '.join(str(error).split())} "
-            "(or choose another, such as 13a or char)"
-        ) from None
-    return bleu
+            f"the model writes {', '.join(languages)}: say with --tag which of them {asked.data[-1]} has"
+        )
+    return (corpus,)
 
 
 def load(bundle: Bundle) -> Translator:
@@ -384,4 +366,7 @@ KIND = Kind(
     ],
     build=Translation,
     load=load,
+    evaluate=evaluate,
+    settable=("search", "metrics"),
+    kept=("tokens",),
 )

@@ -1,5 +1,6 @@
 """The optimiser: which weights it moves how, its exact state by name, and the gradients before it sees them."""
 
+import fnmatch
 import math
 from collections.abc import Mapping
 
@@ -8,25 +9,35 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from qkv.errors import QkvError
+from qkv.errors import QkvError, nearest
 from qkv.recipe.training import OptimConfig
 from qkv.train.muon import Muon
 
 
 class Optimizer:
-    """AdamW, or Muon and AdamW, over the parameters of a model; tied ones count once, under their first name."""
+    """AdamW, or Muon and AdamW, over the parameters of a model; tied ones count once, under their first name.
+
+    Weights that the config wants frozen are told to need no gradient.
+    """
 
     def __init__(self, model: nn.Module, config: OptimConfig):
+        factors = rate_factors(model, config)
         self._names: dict[Tensor, str] = {
-            weight: name for name, weight in model.named_parameters() if weight.requires_grad
+            weight: name for name, weight in model.named_parameters() if weight in factors
         }
         hidden = _hidden(model)
         by_muon = {weight for weight in hidden if weight.ndim == 2} if config.kind == "muon" else set()
-        decayed = [weight for weight in self._names if weight in hidden - by_muon]
-        others = [weight for weight in self._names if weight not in hidden]
+        groups: dict[tuple[bool, float], list[Tensor]] = {}
+        for weight in [weight for weight in self._names if weight not in by_muon]:
+            groups.setdefault((weight in hidden, factors[weight]), []).append(weight)
+        plain = {"weight_decay": 0.0}
         self._optimizers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(
-                [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
+                [
+                    {"params": weights, "factor": factor, **({} if decayed else plain)}
+                    for (decayed, factor), weights in groups.items()
+                ]
+                or [{"params": []}],
                 lr=config.rate,
                 betas=config.betas,
                 eps=config.epsilon,
@@ -34,12 +45,12 @@ class Optimizer:
                 fused=True,
             )
         ]
-        if by_muon:
-            matrices = [weight for weight in model.parameters() if weight in by_muon]
+        matrices = [weight for weight in model.parameters() if weight in by_muon and weight in factors]
+        for factor in dict.fromkeys(factors[weight] for weight in matrices):
             self._optimizers.append(
                 Muon(
-                    matrices,
-                    lr=config.muon_rate,
+                    [weight for weight in matrices if factors[weight] == factor],
+                    lr=config.muon_rate * factor,
                     momentum=config.momentum,
                     weight_decay=config.weight_decay,
                 )
@@ -49,7 +60,7 @@ class Optimizer:
         """Move the weights along their gradients, at `factor` times the rate."""
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = optimizer.defaults["lr"] * factor
+                group["lr"] = optimizer.defaults["lr"] * group.get("factor", 1.0) * factor
             optimizer.step()
 
     def zero(self) -> None:
@@ -84,6 +95,55 @@ class Optimizer:
                 f"the optimiser has no place for {', '.join(sorted(rest)[:3])} ({len(rest)} in all): the state is that "
                 "of another model or another kind of optimiser"
             )
+
+
+def rate_factors(model: nn.Module, config: OptimConfig) -> dict[Tensor, float]:
+    """The factor on the rate of each weight that is learnt; the others, frozen, are told so."""
+    named = dict(model.named_parameters())
+    for pattern in (*config.frozen, *config.rates):
+        if not fnmatch.filter(named, pattern):
+            near = nearest(pattern, [*named, *(f"{path}.*" for path, _ in model.named_modules() if path)])
+            raise QkvError(
+                f"no weight is called {pattern!r} (train.optimizer.frozen or rates): the model has "
+                f"{', '.join([*named][:3])} and {max(0, len(named) - 3)} more{near}"
+            )
+    depths, factors = _depths(model), {}
+    end = max(depths.values(), default=0)
+    if config.layer_decay < 1 and not end:
+        raise QkvError(
+            f"layer_decay is {config.layer_decay}, and the model has no layers that could be counted: use rates instead"
+        )
+    for name, weight in named.items():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in config.frozen):
+            weight.requires_grad_(False)
+        if weight.requires_grad:
+            chosen = [
+                factor for pattern, factor in config.rates.items() if fnmatch.fnmatchcase(name, pattern)
+            ]
+            factors[weight] = config.layer_decay ** (end - depths[name]) * (chosen or [1.0])[-1]
+    if not factors:
+        raise QkvError(
+            "every weight is frozen, so nothing could be learnt: leave some out of train.optimizer.frozen"
+        )
+    return factors
+
+
+def _depths(model: nn.Module) -> dict[str, int]:
+    """How many layers each weight, by name, lies behind: those of all stacks in the model's order.
+
+    What comes before the first layer (embeddings) has 0, its weights 1, what comes after the last (the output) one more
+    than that.
+    """
+    stacks = [f"{path}." for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    depths: dict[str, int] = {}
+    seen: list[str] = []
+    for name, _ in model.named_parameters():
+        stack = next((stack for stack in stacks if name.startswith(stack)), None)
+        layer = stack + name.removeprefix(stack).partition(".")[0] if stack else None
+        if layer and layer not in seen:
+            seen.append(layer)
+        depths[name] = len(seen) + (layer is None and bool(seen))
+    return depths
 
 
 def clip(model: nn.Module, longest: float | None) -> float:

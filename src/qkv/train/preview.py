@@ -21,7 +21,7 @@ _MIB = 1 << 20
 
 def preview(config: Any) -> dict[str, Any]:
     """The facts of a recipe, from its data, its model and one update on its largest batch."""
-    task = tasks.kind(config.task).build(config, None)
+    task = tasks.kind(config.task).build(config, tasks.starting(config))
     epoch = task.epoch(0)
     c = task.training
     updates = -(-len(epoch) // c.accumulate)

@@ -17,6 +17,7 @@ from qkv.tasks import task as tasks
 from qkv.tasks.task import Task
 from qkv.train.loop import Loop
 from qkv.train.machine import Cost
+from qkv.train.optim import rate_factors
 from qkv.train.progress import Display
 from qkv.train.run import Run, fingerprints, tensorboard
 from qkv.train.state import Progress
@@ -36,7 +37,7 @@ def train(
     """
     began = time.perf_counter() if began is None else began
     run, display, kind = Run(Path(out)), display or Display(), tasks.kind(config.task)
-    files = kind.files(config)
+    files = tasks.files(config)
     found: checkpoint.Checkpoint | None = None
     if resume and not run.exists:
         raise QkvError(
@@ -56,7 +57,7 @@ def train(
         if config.train.tensorboard:
             tensorboard()  # if it is missing, say so now
         data = None if resume else fingerprints(files)
-        task = kind.build(config, None)
+        task = kind.build(config, tasks.starting(config))
         if data is not None:
             # Only now: with faulty data there is no run yet that could not be begun anew.
             run.begin(config, data, task.digest())
@@ -121,10 +122,16 @@ def parameters(task: Task[Any]) -> int:
 def summary(task: Task[Any]) -> str:
     """The model in a line."""
     c = task.training
+    frozen = "" if not c.optimizer.frozen else f" ({_frozen(task):,} of them frozen)"
     return (
-        f"{type(task.model).__name__} with {parameters(task):,} parameters, {c.optimizer.kind} in {c.precision}, "
+        f"{type(task.model).__name__} with {parameters(task):,} parameters{frozen}, {c.optimizer.kind} in {c.precision}, "
         f"{torch.get_num_threads()} threads"
     )
+
+
+def _frozen(task: Task[Any]) -> int:
+    learnt = rate_factors(task.model, task.training.optimizer)
+    return sum(weight.numel() for weight in task.model.parameters() if weight not in learnt)
 
 
 @contextmanager
