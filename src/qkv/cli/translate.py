@@ -79,7 +79,7 @@ def translate(
     form: Callable[[Line], Iterable[str]] = style.objects if as_json else style.text
     lines = read(translator, file, languages, config, window, replace_invalid, prefix)  # opens the file
     with results(out, [file]) as stream:
-        for line in progress(lines, out):
+        for line in progress(lines, out, is_typed(file)):
             if line.flagged:
                 say(f"line {line.number:,} {line.flagged}")
             for text in form(line):
@@ -154,6 +154,13 @@ def expect_attention(translator: "Translator", language: str | None, run: Path) 
         ) from None
 
 
+def is_typed(file: str) -> bool:
+    """Whether somebody types the lines, and waits for each."""
+    from qkv.data.lines import STDIN
+
+    return file == STDIN and sys.stdin.isatty()
+
+
 def read(
     translator: "Translator",
     file: str,
@@ -164,10 +171,10 @@ def read(
     prefix: str = "",
 ) -> Iterator["Line"]:
     """The lines of a file, which is opened at once, or of stdin, translated as they are read."""
-    from qkv.data.lines import STDIN, read_lines
+    from qkv.data.lines import read_lines
     from qkv.decode.translator import WINDOW
 
-    typed = file == STDIN and sys.stdin.isatty()
+    typed = is_typed(file)
     if typed:
         say("type a sentence and Enter for its translation; Ctrl-D ends")
     lines = read_lines(file, invalid="replace" if replace_invalid else "error")
@@ -176,13 +183,22 @@ def read(
     )
 
 
-def progress(lines: Iterable["Line"], out: Path | None) -> Iterator["Line"]:
-    """The same lines; how many there were and how fast is told now and then, where results do not show it."""
-    seen, start = 0, time.monotonic()
+def progress(lines: Iterable["Line"], out: Path | None, typed: bool) -> Iterator["Line"]:
+    """The same lines; how many and how fast is told at the end, and now and then where results do not show it."""
+    from qkv.train.machine import peak_mebibytes
+
+    seen, tokens, start = 0, 0, time.monotonic()
     told, quiet = start, out is None and sys.stdout.isatty()
     for line in lines:
         yield line
         seen, now = seen + 1, time.monotonic()
+        tokens += sum(len(best[0].tokens) + best[0].finished for best in line.best)
         if not quiet and now - told >= _EVERY:
             say(f"{seen:,} lines, {seen / (now - start):,.0f} a second")
             told = now
+    seconds = max(time.monotonic() - start, 1e-9)
+    if seen and not typed:
+        say(
+            f"{seen:,} lines in {seconds:,.1f} s: {seen / seconds:,.1f} lines/s, {tokens / seconds:,.0f} target tokens/s, "
+            f"{peak_mebibytes():,} MiB at the most"
+        )

@@ -17,7 +17,7 @@ from qkv.decode.coverage import Coverage
 from qkv.decode.given import expect_numbers, first_tokens, log_probabilities
 from qkv.decode.paths import Hypothesis, Kept, Paths
 from qkv.errors import QkvError
-from qkv.models.interface import Generator, State
+from qkv.models.interface import Generator, State, counting
 
 
 @torch.no_grad()
@@ -59,12 +59,13 @@ class _Live(NamedTuple):
 
     sentence_B: Tensor  # which of those given
     limit_B: Tensor  # most tokens, the end among them
+    divisor_B: Tensor  # of a hypothesis of so many
     total_BN: Tensor  # log probability of each live prefix; -inf: dead
     kept: Kept  # the best hypotheses so far
 
     def pick(self, chosen_B: Tensor) -> "_Live":
         kept = Kept(*(field[chosen_B] for field in self.kept))
-        return _Live(self.sentence_B[chosen_B], self.limit_B[chosen_B], self.total_BN[chosen_B], kept)
+        return _Live(*(field[chosen_B] for field in self[:-1]), kept)
 
 
 class _Search:
@@ -84,12 +85,15 @@ class _Search:
         if config.samples or config.beam == 1:
             self.choice = Draw(config.n_best, end, config.temperature, config.top_k, config.top_p)
         self.gains_RL = log_probabilities(logits_BL).repeat_interleave(self.choice.rows, 0)
-        self.divisor_T = config.divisors(self.longest).to(self.gains_RL)
+        divisor_T = config.divisors(self.longest)
+        self.divisors, self.limits = divisor_T.tolist(), set(limit_B.tolist())
         sentence_B = torch.arange(len(limit_B), device=limit_B.device)
         total_BN = self.gains_RL.new_zeros(len(limit_B), self.choice.rows)
         # With a quick stop, `beam` ends are awaited, whatever number of them is wanted in the end.
         awaited = config.beam if config.stop == "quick" and not config.samples else config.n_best
-        self.live = _Live(sentence_B, limit_B, total_BN, Kept.none(len(limit_B), awaited, like=total_BN))
+        divisor_B = divisor_T.to(self.gains_RL)[limit_B]
+        kept = Kept.none(len(limit_B), awaited, like=total_BN)
+        self.live = _Live(sentence_B, limit_B, divisor_B, total_BN, kept)
         self.left: list[_Live] = []
         self.paths = Paths(len(limit_B))
         self.drawn_BTW = None
@@ -99,24 +103,27 @@ class _Search:
 
     def run(self, model: Generator, state: State) -> list[list[Hypothesis]]:
         """Step after step, until every sentence has left the batch."""
-        if self.choice.rows > 1:
-            rows_R = self.live.sentence_B.repeat_interleave(self.choice.rows)
-            state = state.pick(rows_R, self.choice.rows)
+        rows = self.choice.rows
+        if rows > 1:
+            state = state.pick(self.live.sentence_B.repeat_interleave(rows), rows)
         for length in range(1, self.longest + 1):
-            width = self.live.total_BN.shape[1]
+            B, W = self.live.total_BN.shape
             step = self._extend(length)
             self._keep(step, length)
             stays_B = self._leave(length)
-            if not len(stays_B):
-                break
-            parents_BN = step.parents_BN[stays_B]
-            rows_R = (stays_B.unsqueeze(-1) * width + parents_BN).flatten()
-            if not torch.equal(rows_R, torch.arange(len(self.gains_RL), device=rows_R.device)):
+            parents_BN, tokens_BN = step.parents_BN, step.tokens_BN
+            first_B = counting(B, parents_BN.device)
+            if stays_B is not None:
+                if not len(stays_B):
+                    break
+                parents_BN, tokens_BN, first_B = parents_BN[stays_B], tokens_BN[stays_B], stays_B
+            rows_R = parents_BN.add(first_B.unsqueeze(-1), alpha=W).flatten()
+            if len(rows_R) != B * W or not torch.equal(rows_R, counting(B * W, rows_R.device)):
                 state = state.pick(rows_R, parents_BN.shape[1])
-            logits_RL, state = model.step(step.tokens_BN[stays_B].view(-1, 1), state)
+            logits_RL, state = model.step(tokens_BN.view(-1, 1), state)
             self.gains_RL = log_probabilities(logits_RL)
             if self.coverage:
-                self.coverage.pick(stays_B, parents_BN)
+                self.coverage.pick(first_B, parents_BN)
                 self.coverage.look()
         return self._found()
 
@@ -133,32 +140,43 @@ class _Search:
 
     def _keep(self, step: Step, length: int) -> None:
         """Keep the best of what has ended, and at a sentence's limit of what has not."""
-        live, divisor = self.live, self.divisor_T[length]
-        end_score_BW, score_BN = step.end_BW / divisor, step.total_BN / divisor
+        live, divisor = self.live, self.divisors[length]
+        end_score_BW = step.end_BW / divisor
         if self.coverage:
             penalty_BW = self.coverage.penalty()
             end_score_BW = end_score_BW + penalty_BW
-            score_BN = score_BN + penalty_BW.gather(-1, step.parents_BN)
         kept = live.kept.with_ended(end_score_BW, step.end_gain_BW, count=length - 1)
-        cut_B = live.limit_B == length
-        if cut_B.any():
-            kept = kept.with_cut(score_BN.masked_fill(~cut_B.unsqueeze(-1), -torch.inf), count=length)
+        if length in self.limits:
+            score_BN = step.total_BN / divisor
+            if self.coverage:
+                score_BN = score_BN + penalty_BW.gather(-1, step.parents_BN)
+            cut_B1 = (live.limit_B == length).unsqueeze(-1)
+            kept = kept.with_cut(score_BN.masked_fill(~cut_B1, -torch.inf), count=length)
         self.live = live._replace(kept=kept, total_BN=step.total_BN)
 
-    def _leave(self, length: int) -> Tensor:
-        """Let the sentences go that are done; returns the places of the others, stays_B."""
+    def _leave(self, length: int) -> Tensor | None:
+        """Let the sentences go that are done; returns the places of the others, stays_B, or None if all stay.
+
+        Those from the end fill the gaps, so that as few as possible change their place.
+        """
         live = self.live
         best_B, worst_B = live.total_BN.amax(-1), live.kept.score_BN[:, -1]
-        done_B = (best_B == -torch.inf) | (live.limit_B == length)
+        done_B = best_B == -torch.inf
+        if length in self.limits:
+            done_B |= live.limit_B == length
         if self.config.stop == "quick":
             done_B |= worst_B > -torch.inf
         elif self.config.stop == "exact":
             # Each token can only lower the log probability, and no length divides it by more than the limit does.
-            done_B |= worst_B >= best_B / self.divisor_T[live.limit_B]
-        stays_B = done_B.logical_not().nonzero()[:, 0]
-        if len(stays_B) < len(done_B):
-            self.left.append(live.pick(done_B))
-            self.live = live.pick(stays_B)
+            done_B |= worst_B >= best_B / live.divisor_B
+        if not done_B.any():
+            return None
+        staying_B = done_B.logical_not().nonzero()[:, 0]
+        stays_B = counting(len(staying_B), staying_B.device).clone()
+        gaps_X = done_B[: len(stays_B)].nonzero()[:, 0]
+        stays_B[gaps_X] = staying_B[len(stays_B) - len(gaps_X) :]
+        self.left.append(live.pick(done_B))
+        self.live = live.pick(stays_B)
         return stays_B
 
     def _found(self) -> list[list[Hypothesis]]:

@@ -11,18 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.data.batches import in_input_order, source_batches
+from qkv.data.batches import SourceBatch, in_input_order, source_batches
+from qkv.data.ragged import Ragged
 from qkv.data.tokens import END, Tokens
 from qkv.decode.align import links, weights_by_path, word_links
 from qkv.decode.config import SearchConfig
 from qkv.decode.paths import Hypothesis
 from qkv.decode.pieces import pieces
 from qkv.decode.search import search
+from qkv.decode.workers import in_threads
 from qkv.errors import QkvError
-from qkv.models.interface import Generator
+from qkv.models.interface import Generator, is_observed
 
 BUDGET = 4096
 """Source positions of a batch, padding included."""
+SEARCHED = 8192
+"""Source positions of a batch times prefixes of each sentence: more would leave the cache, fewer cost more calls."""
 WINDOW = 2000
 """Lines of a stream that are read before any is translated: enough to sort them by length, little in memory."""
 
@@ -154,11 +158,11 @@ class Translator:
     ) -> list[list[list[Translation]]]:
         """For each language and each sentence (none of them blank) the best translations, encoding once for all."""
         config, given = config or self.config, self.target.encode(prefix).tolist() if prefix else []
-        rows, found = [], [[] for _ in to]
-        for batch in source_batches(self.source.encode_all(sentences), BUDGET):
+
+        def searched(batch: SourceBatch) -> list[list[list[Hypothesis]]]:
             state = self.model.encode(batch.source_BS, batch.keep_BS)
-            for tag, outputs in zip(to, found, strict=True):
-                best = search(
+            return [
+                search(
                     self.model,
                     state,
                     batch.keep_BS,
@@ -167,9 +171,27 @@ class Translator:
                     config=config,
                     numbers_B=None if numbers_B is None else numbers_B[batch.rows],
                 )
-                outputs.append(self._written(best, given))
-            rows.append(batch.rows)
-        return [in_input_order(rows, outputs) for outputs in found]
+                for tag in to
+            ]
+
+        sources = self.source.encode_all(sentences)
+        batches = list(source_batches(sources, self._budget(sources, config)))
+        if config.coverage or is_observed(self.model):  # an observer would see the batches mixed
+            found = [searched(batch) for batch in batches]
+        else:
+            found = in_threads(searched, batches)
+        rows = [batch.rows for batch in batches]
+        return [
+            self._written(in_input_order(rows, outputs), given)
+            for outputs in (zip(*found, strict=True) if found else [[]] * len(to))
+        ]
+
+    @staticmethod
+    def _budget(sources: Ragged, config: SearchConfig) -> int:
+        """Source positions of a batch: few enough that all threads have one."""
+        positions = int(sources.lengths.sum()) + len(sources)
+        rows = config.n_best if config.samples else config.beam
+        return max(1, min(SEARCHED // rows, -(-positions // torch.get_num_threads())))
 
     @torch.inference_mode()
     def maps(self, source: str, translation: Translation, to: str | None = None) -> Tensor:

@@ -10,6 +10,7 @@ A language model has no source. It is called as the others are, with a source of
 """
 
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import ClassVar, Self
 
 import torch
@@ -92,3 +93,15 @@ class TextClassifier(TextReader):
     @abstractmethod
     def forward(self, token_BT: Tensor, keep_BT: Tensor, segment_BT: Tensor | None = None) -> Tensor:
         """Scores before softmax or sigmoid, logits_BC."""
+
+
+@lru_cache(maxsize=1024)
+def counting(count: int, device: torch.device) -> Tensor:
+    """0, 1, … count - 1, made once: every step of a search asks for it, to be read only."""
+    with torch.inference_mode(False):
+        return torch.arange(count, device=device)
+
+
+def is_observed(model: nn.Module) -> bool:
+    """Whether somebody looks on: `qkv.watch`, or hooks of their own."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -23,6 +23,7 @@ from qkv.blocks.norm import norm
 from qkv.config import config
 from qkv.errors import QkvError, choose
 from qkv.models.interface import Generator, State
+from qkv.models.packed import PackedState, goes_on, packed
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -179,24 +180,40 @@ class Transformer(Generator):
         self.encoder_norm, self.decoder_norm = ends
         self.dropout = Dropout(config.dropout)
 
-    def encode(self, source_BS: Tensor, keep_BS: Tensor) -> TransformerState:
+    def encode(self, source_BS: Tensor, keep_BS: Tensor) -> State:
+        fast = packed(self, source_BS) if type(self) is Transformer else None
+        return self._encode(source_BS, keep_BS) if fast is None else fast.encode(source_BS, keep_BS)
+
+    def step(self, tokens_RT: Tensor, state: State) -> tuple[Tensor, State]:
+        if isinstance(state, PackedState):
+            if goes_on(state):
+                return state.packed.step(tokens_RT, state)
+            state = self._unpacked(state)
+        assert isinstance(state, TransformerState)
+        x_RTD, state = self._decode(tokens_RT, state)
+        return self.logits(x_RTD[:, -1]), state
+
+    def forward(self, source_BS: Tensor, keep_BS: Tensor, target_BT: Tensor) -> Tensor:
+        return self._decode(target_BT, self._encode(source_BS, keep_BS))[0]
+
+    @property
+    def output_table(self) -> Tensor:
+        return self.target_embedding.table if self.output is None else self.output.weight
+
+    def _encode(self, source_BS: Tensor, keep_BS: Tensor) -> TransformerState:
         x_BSD = self._embed(self.source_embedding, self.source_positions, source_BS)
         for layer in self.encoder:
             x_BSD = layer(x_BSD, allow=masks.padding(keep_BS), positions=self.source_positions)
         x_BSD = self.encoder_norm(x_BSD)
         return TransformerState(cross=[layer.remember(x_BSD) for layer in self.decoder], keep_BS=keep_BS)
 
-    def step(self, tokens_RT: Tensor, state: State) -> tuple[Tensor, TransformerState]:
-        assert isinstance(state, TransformerState)
-        x_RTD, state = self._decode(tokens_RT, state)
-        return self.logits(x_RTD[:, -1]), state
-
-    def forward(self, source_BS: Tensor, keep_BS: Tensor, target_BT: Tensor) -> Tensor:
-        return self._decode(target_BT, self.encode(source_BS, keep_BS))[0]
-
-    @property
-    def output_table(self) -> Tensor:
-        return self.target_embedding.table if self.output is None else self.output.weight
+    def _unpacked(self, state: PackedState) -> TransformerState:
+        """The same state for the readable path."""
+        state.expect_unconsumed()
+        x_BSD, keep_BS = state.x_BSD[state.here_B], state.keep_BS[state.here_B]
+        own = None if state.own is None else [Memory(keys, values) for keys, values in state.own.of_rows()]
+        state.consumed = own is not None
+        return TransformerState([layer.remember(x_BSD) for layer in self.decoder], keep_BS, own, state.width)
 
     def _decode(self, tokens_RT: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Read T tokens after those in the state; return their hidden states x_RTD and the new state."""

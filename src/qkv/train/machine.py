@@ -26,6 +26,12 @@ def keep_memory() -> None:
     libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def peak_mebibytes() -> int:
+    """The most memory that this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // (1024 if sys.platform == "linux" else 1 << 20)
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a run took."""
@@ -37,8 +43,7 @@ class Cost:
     @classmethod
     def of(cls, task: Task[Any], progress: Progress) -> "Cost":
         """Of a run up to now."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return cls(progress.seconds, progress.targets, peak // (1024 if sys.platform == "linux" else 1 << 20))
+        return cls(progress.seconds, progress.targets, peak_mebibytes())
 
     def __str__(self) -> str:
         return (
