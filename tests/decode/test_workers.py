@@ -37,7 +37,9 @@ def test_items_are_shared_out_and_come_back_in_order(two: None):
 
 
 def test_one_item_keeps_all_threads(two: None):
-    assert in_threads(lambda _: (threading.get_ident(), torch.get_num_threads()), [0]) == [(threading.get_ident(), 2)]
+    assert in_threads(lambda _: (threading.get_ident(), torch.get_num_threads()), [0]) == [
+        (threading.get_ident(), 2)
+    ]
     assert in_threads(len, []) == []
 
 
@@ -57,7 +59,9 @@ def test_what_goes_wrong_is_raised_and_the_rest_is_left(two: None):
 
 
 @pytest.mark.parametrize("make", [transformer, luong])
-@pytest.mark.parametrize("config", [SearchConfig(beam=3, maximum=6), SearchConfig(beam=1, temperature=1.0, maximum=6)])
+@pytest.mark.parametrize(
+    "config", [SearchConfig(beam=3, maximum=6), SearchConfig(beam=1, temperature=1.0, maximum=6)]
+)
 def test_threads_change_no_translation(make, config: SearchConfig, two: None):
     translator = Translator(make(), SOURCE, TARGET, config)
     together = translator.translate_into(SENTENCES, ["de", "fr"])
