@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.decode.test_translator import SENTENCES, SOURCE, TARGET, Translator, luong, transformer
 
 from qkv import watch
 from qkv.decode.config import SearchConfig
 from qkv.decode.workers import in_threads
-from tests.decode.test_translator import SENTENCES, SOURCE, TARGET, Translator, luong, transformer
 
 
 @pytest.fixture

@@ -65,7 +65,8 @@ class _Live(NamedTuple):
 
     def pick(self, chosen_B: Tensor) -> "_Live":
         kept = Kept(*(field[chosen_B] for field in self.kept))
-        return _Live(*(field[chosen_B] for field in self[:-1]), kept)
+        sentence_B, limit_B, divisor_B, total_BN = (field[chosen_B] for field in self[:4])
+        return _Live(sentence_B, limit_B, divisor_B, total_BN, kept)
 
 
 class _Search:
@@ -141,14 +142,14 @@ class _Search:
     def _keep(self, step: Step, length: int) -> None:
         """Keep the best of what has ended, and at a sentence's limit of what has not."""
         live, divisor = self.live, self.divisors[length]
-        end_score_BW = step.end_BW / divisor
+        end_score_BW, penalty_BW = step.end_BW / divisor, None
         if self.coverage:
             penalty_BW = self.coverage.penalty()
             end_score_BW = end_score_BW + penalty_BW
         kept = live.kept.with_ended(end_score_BW, step.end_gain_BW, count=length - 1)
         if length in self.limits:
             score_BN = step.total_BN / divisor
-            if self.coverage:
+            if penalty_BW is not None:
                 score_BN = score_BN + penalty_BW.gather(-1, step.parents_BN)
             cut_B1 = (live.limit_B == length).unsqueeze(-1)
             kept = kept.with_cut(score_BN.masked_fill(~cut_B1, -torch.inf), count=length)
