@@ -6,7 +6,7 @@ from torch import Tensor
 
 from qkv.attention.heads import AttentionConfig
 from qkv.blocks.feedforward import FeedForward
-from qkv.blocks.pool import POOLS, AttentionPool, ClassToken, GlobalAverage, Pool
+from qkv.blocks.pool import POOLS, AttentionPool, ClassToken, GlobalAverage, GlobalMax, Pool
 from qkv.errors import QkvError
 
 B, T, D = 3, 5, 14
@@ -82,6 +82,13 @@ def test_average_by_hand():
     assert GlobalAverage()(x).tolist() == [[4.0], [4.0]]
 
 
+def test_max_by_hand():
+    x = torch.tensor([[[-1.0, 5.0], [-3.0, 2.0], [8.0, 9.0]], [[1.0, 1.0], [3.0, 3.0], [8.0, 8.0]]])
+    keep = torch.tensor([[True, True, False], [False, False, False]])
+    assert GlobalMax()(x, keep).tolist() == [[-1.0, 5.0], [0.0, 0.0]]
+    assert GlobalMax()(x).tolist() == [[8.0, 9.0], [8.0, 8.0]]
+
+
 def test_attention_pool_with_a_zero_probe_is_the_average_projected():
     pool = AttentionPool(AttentionConfig(width=D, heads=7, bias=False)).double()
     torch.nn.init.zeros_(pool.probe)
@@ -123,7 +130,7 @@ def test_class_token_refuses_a_mask_of_another_kind():
         build("class").prepend(tokens(), KEEP.long())
 
 
-@pytest.mark.parametrize("kind", ["average", "attention"])
+@pytest.mark.parametrize("kind", ["average", "max", "attention"])
 @pytest.mark.parametrize("keep", [KEEP.long(), KEEP.T, KEEP[:, :3]])
 def test_a_mask_of_another_kind_is_refused(kind: str, keep: Tensor):
     with pytest.raises(QkvError, match=r"torch.bool of shape \(3, 5\) is wanted"):

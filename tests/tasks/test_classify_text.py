@@ -99,7 +99,7 @@ def test_vectors_are_what_the_output_reads_or_pools_of_the_tokens(model: Path):
     )
     np.testing.assert_allclose(classifier.embed(texts, pool="class", normalise=False)[0], x[0, 0], atol=1e-6)
     assert len(classifier.embed([])) == 0
-    with pytest.raises(QkvError, match="pool is 'mean'; choose one of class, average"):
+    with pytest.raises(QkvError, match="pool is 'mean'; choose one of class, average, max"):
         classifier.embed(texts, pool="mean")
     for verb in (classifier.embed, classifier.classify):
         with pytest.raises(QkvError, match="texts is the text 'x': give a list"):

@@ -77,6 +77,15 @@ class GlobalAverage(Pool):
         return (total_BD / keep_BT1.sum(1).clamp(min=1)).to(x_BTD.dtype)
 
 
+class GlobalMax(Pool):
+    """The greatest value of each feature among the real tokens (max over time: Collobert et al. 2011); zeros if none."""
+
+    def forward(self, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
+        keep_BT1 = _checked(x_BTD, keep_BT).unsqueeze(-1)
+        greatest_BD = x_BTD.masked_fill(~keep_BT1, -torch.inf).amax(1)
+        return greatest_BD.where(keep_BT1.any(1), 0)
+
+
 class AttentionPool(Pool):
     """A learned probe attends to the tokens (PMA with one seed: Lee et al. 2019, equation 11).
 
@@ -105,7 +114,12 @@ class AttentionPool(Pool):
         return cls(AttentionConfig(width=width, heads=heads), hidden)
 
 
-POOLS: dict[str, type[Pool]] = {"class": ClassToken, "average": GlobalAverage, "attention": AttentionPool}
+POOLS: dict[str, type[Pool]] = {
+    "class": ClassToken,
+    "average": GlobalAverage,
+    "max": GlobalMax,
+    "attention": AttentionPool,
+}
 # For texts that begin with a class token of their own.
 TEXT_POOLS = POOLS | {"class": FirstToken}
 

@@ -26,9 +26,9 @@ def embed(
         ),
     ] = None,
     pool: Annotated[
-        Literal["class", "average"] | None,
+        Literal["class", "average", "max"] | None,
         typer.Option(
-            help="How the tokens become one vector: the first one's, or the mean; by default the model's own way."
+            help="How the tokens become one vector: the first one's, the mean, or the greatest values; by default the model's own way."
         ),
     ] = None,
     normalise: Annotated[

@@ -23,7 +23,7 @@ BUDGET = 4096
 """Positions of a batch, padding included."""
 WINDOW = 2000
 """Texts of a stream that are read before any is judged: enough to sort them by length, little in memory."""
-POOLS = ("class", "average")  # those that need no weights; none is the model's own
+POOLS = ("class", "average", "max")  # those that need no weights; none is the model's own
 
 
 class Reader:
@@ -39,12 +39,12 @@ class Reader:
         self,
         texts: Sequence[str],
         *,
-        pool: Literal["class", "average"] | None = None,
+        pool: Literal["class", "average", "max"] | None = None,
         normalise: bool = True,
     ) -> np.ndarray:
         """A vector for each text, (N, D) in float32, of length 1 unless `normalise` is false.
 
-        `pool` is class (the first token's vector), average, or none for the model's own way.
+        `pool` is class (the first token's vector), average, max, or none for the model's own way.
         """
         if pool is not None and pool not in POOLS:
             raise QkvError(f"pool is {pool!r}; choose one of {', '.join(POOLS)}, or none for the model's own")

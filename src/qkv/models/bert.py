@@ -101,8 +101,9 @@ class BertClassifierConfig(BertConfig):
 
     labels: NonNegativeInt = 0
     """Labels that it knows; 0: as many as the data turn out to have."""
-    pool: Literal["class", "average", "attention"] = "class"
-    """How the tokens become one vector: the first one's, the mean, or a learned probe's attention (MAP)."""
+    pool: Literal["class", "average", "max", "attention"] = "class"
+    """How the tokens become one vector: the first one's, the mean, the greatest values, or a learned probe's attention
+    (MAP)."""
     pooler: bool = True
     """Whether a layer with tanh follows the pool, as in BERT."""
     output_dropout: Share = 0.1

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from qkv.attention.dropout import Dropout
 from qkv.blocks.embed import Embedding
+from qkv.blocks.pool import GlobalMax
 from qkv.config import config
 from qkv.errors import QkvError
 from qkv.models.interface import TextClassifier
@@ -60,6 +61,7 @@ class TextCnn(TextClassifier):
         self.config = c = config
         self.embedding = Embedding(c.vocabulary, c.width, scale=False)
         self.convolutions = nn.ModuleList(nn.Conv1d(c.width, c.features, window) for window in c.windows)
+        self.pool = GlobalMax()
         self.embedding_dropout, self.dropout = Dropout(c.embedding_dropout), Dropout(c.output_dropout)
         self.output = nn.Linear(c.features * len(c.windows), c.labels)
 
@@ -77,7 +79,7 @@ class TextCnn(TextClassifier):
 
     def pooled(self, x_BTD: Tensor, keep_BT: Tensor) -> Tensor:
         """The greatest value of each feature (max over time); zeros for an empty text."""
-        return x_BTD.where(keep_BT.unsqueeze(-1), 0).amax(1)
+        return self.pool(x_BTD, keep_BT)
 
     def forward(self, token_BT: Tensor, keep_BT: Tensor, segment_BT: Tensor | None = None) -> Tensor:
         return self.output(self.dropout(self.pooled(self.read(token_BT, keep_BT, segment_BT), keep_BT)))

@@ -146,7 +146,7 @@ longest = 256               # tokens; longer texts lose their ends, and are coun
 [model]
 kind = "bert"               # or textcnn, a convolutional network
 preset = "{name}"{"":<{16 - len(name)}} # tiny, mini, small, minilm, base
-pool = "average"            # or class (the first token), attention
+pool = "average"            # or max, class (the first token), attention
 pooler = false
 dropout = 0.3               # more for less data
 
