@@ -47,8 +47,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                # While a worker waits its threads must sleep, or they take the cores from the one that is measured.
-                env={"OMP_WAIT_POLICY": "passive"} | os.environ | cores,
+                env=os.environ | cores,
             )
 
     def facts(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ names its workers × threads. *Same* is the share of sentences with the very tok
 SOURCE = DATA / "multi30k" / "test_2016_flickr.en.gz"
 MODELS = {"tiny": ("model.preset=tiny", 5), "small": ("model.preset=small", 3)}
 """Changes to the recipe, and epochs."""
-SCREENED, ALONE, LIMIT = 64, 40, 80
+SCREENED, ALONE, LIMIT = 256, 40, 80
 """Sentences with which a mode is chosen, how many are translated one at a time, and the most tokens of a translation."""
 
 

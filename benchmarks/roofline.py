@@ -209,6 +209,8 @@ def draw(data: dict[str, Any], path: Path) -> None:
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.1))
     roofline(left.subplots(), data)
     for axes, axis in zip(right.subplots(2, 2).flat, AXES, strict=True):
+        if not any(point["axis"] == axis for point in data["points"]):
+            continue
         for cores in data["peaks"]:
             points = [p for p in data["points"] if p["axis"] == axis and p["cores"] == int(cores)]
             xs, ys = [p["value"] for p in points], [p["tokens_per_second"] for p in points]

@@ -56,7 +56,7 @@ class Trainer(nn.Module):
             options, Namespace(source_dictionary=words, target_dictionary=words)
         )
         for name, weight in self.model.named_parameters():
-            if name.endswith(("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")):
+            if name.endswith(("_weight", "_bias")):
                 weight.requires_grad_(False)  # copies for another path, which training never takes
 
     def forward(self, source, keep_source, target, keep_target, label):
