@@ -25,7 +25,11 @@ def random_search(steps: int, seed: int, width: int = 3) -> tuple[Columns, list[
             order.pop()
         rows = [draw.randrange(before) + before * sentence for sentence in order for _ in range(width)]
         stays = None if len(order) == sentences else torch.tensor(order)
-        columns, pasts, sentences = columns.pick(torch.tensor(rows), width, stays), [[*pasts[row]] for row in rows], len(order)
+        columns, pasts, sentences = (
+            columns.pick(torch.tensor(rows), width, stays),
+            [[*pasts[row]] for row in rows],
+            len(order),
+        )
         offered = torch.randn(Y, 2, sentences, G, width, K, dtype=torch.float64)
         columns.append()[0].copy_(offered)
         for row, past in enumerate(pasts):
@@ -57,9 +61,7 @@ def test_a_look_is_attention_to_what_is_not_hidden():
     hidden = torch.zeros(B, W, C).masked_fill(~sees, torch.finfo(torch.float32).min)
     found = look(q, keys, values, for_heads(hidden, H, G), B)
     q_BHWK = q.view(B, W, H, K).transpose(1, 2)
-    wanted = attend(
-        q_BHWK, keys.view(B, G, C, K), values.view(B, G, C, K), allow=sees.unsqueeze(1), beta=1.0
-    )
+    wanted = attend(q_BHWK, keys.view(B, G, C, K), values.view(B, G, C, K), allow=sees.unsqueeze(1), beta=1.0)
     torch.testing.assert_close(found, wanted.transpose(1, 2).reshape(B * W, H * K))
 
 

@@ -24,7 +24,14 @@ LENGTHS = [4, 9, 2, 7, 7, 5, 1, 8]
 
 def build(dtype: torch.dtype = torch.float64, **choices: Any) -> Transformer:
     torch.manual_seed(0)
-    sizes = {"source_vocabulary": 50, "target_vocabulary": 11, "tied": "none", "width": 24, "hidden": 20, "heads": 4}
+    sizes = {
+        "source_vocabulary": 50,
+        "target_vocabulary": 11,
+        "tied": "none",
+        "width": 24,
+        "hidden": 20,
+        "heads": 4,
+    }
     model = Transformer(TransformerConfig(**{**sizes, "encoder_layers": 2, "decoder_layers": 2, **choices}))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -63,7 +70,9 @@ def state_of(model: Transformer, steps: int = 3) -> tuple[Tensor, Any]:
     ],
     ids=["beam", "quick", "greedy", "samples", "wide", "coverage"],
 )
-@pytest.mark.parametrize("choices", [{}, {"groups": 2, "order": "post", "positions": "rotary"}], ids=["plain", "other"])
+@pytest.mark.parametrize(
+    "choices", [{}, {"groups": 2, "order": "post", "positions": "rotary"}], ids=["plain", "other"]
+)
 def test_a_search_finds_the_same(
     config: SearchConfig, choices: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
@@ -72,9 +81,13 @@ def test_a_search_finds_the_same(
     assert model in packing._PACKED
     monkeypatch.setattr(module, "packed", lambda *_: None)
     readable = found(model, config)
-    assert [[tokens for tokens, _ in ones] for ones in fast] == [[tokens for tokens, _ in ones] for ones in readable]
+    assert [[tokens for tokens, _ in ones] for ones in fast] == [
+        [tokens for tokens, _ in ones] for ones in readable
+    ]
     scores = [[score for _, score in ones] for ones in readable]
-    assert [[score for _, score in ones] for ones in fast] == [pytest.approx(one, rel=1e-11) for one in scores]
+    assert [[score for _, score in ones] for ones in fast] == [
+        pytest.approx(one, rel=1e-11) for one in scores
+    ]
     assert len({tuple(ones[0][0]) for ones in fast}) > 1
 
 
@@ -83,7 +96,9 @@ def watched(model: Transformer) -> Any:
 
 
 @pytest.mark.parametrize("around", [watched, lambda _: torch.enable_grad()])
-def test_more_than_an_answer_is_the_readable_path_from_the_start_or_in_the_middle(around: Callable[[Transformer], Any]):
+def test_more_than_an_answer_is_the_readable_path_from_the_start_or_in_the_middle(
+    around: Callable[[Transformer], Any],
+):
     model = build()
     with torch.no_grad():
         wanted, state = state_of(model)

@@ -64,7 +64,9 @@ class Product:
         weight = torch.cat([linear.weight * scale for linear, scale in zip(maps, scales, strict=True)])
         if maps[0].bias is None:
             return cls(weight, None)
-        return cls(weight, torch.cat([linear.bias * scale for linear, scale in zip(maps, scales, strict=True)]))
+        return cls(
+            weight, torch.cat([linear.bias * scale for linear, scale in zip(maps, scales, strict=True)])
+        )
 
     def __call__(self, x_RD: Tensor) -> Tensor:
         if self.packed is None or x_RD.shape[0] * self.size < PACK_FROM:
@@ -80,10 +82,16 @@ class PackedLayer:
         self.heads, self.groups, self.key_width = c.heads, c.key_heads, c.query_head_width
         scale = self.key_width**-0.5  # folded into the queries, so that the scores need no pass for it
         self.own_norm, self.feedforward_norm = _normed(layer.own_norm), _normed(layer.feedforward_norm)
-        self.own_in, self.own_out = Product.of(own.query, own.key, own.value, scales=[scale]), Product.of(own.out)
+        self.own_in, self.own_out = (
+            Product.of(own.query, own.key, own.value, scales=[scale]),
+            Product.of(own.out),
+        )
         if layer.config.cross:
             self.cross_norm = _normed(layer.cross_norm)
-            self.cross_in, self.cross_out = Product.of(layer.cross.query, scales=[scale]), Product.of(layer.cross.out)
+            self.cross_in, self.cross_out = (
+                Product.of(layer.cross.query, scales=[scale]),
+                Product.of(layer.cross.out),
+            )
         self.gate = None if feedforward.gate is None else Product.of(feedforward.gate)
         self.up, self.down = Product.of(feedforward.up), Product.of(feedforward.down)
         self.curve, self.is_pre = feedforward.activation.curve, layer.config.order == "pre"
@@ -101,14 +109,18 @@ class PackedLayer:
 
     def ask_source(self, x_RD: Tensor) -> Tensor:
         """q_RHK."""
-        return self.cross_in(self.enter(self.cross_norm, x_RD)).view(x_RD.shape[0], self.heads, self.key_width)
+        return self.cross_in(self.enter(self.cross_norm, x_RD)).view(
+            x_RD.shape[0], self.heads, self.key_width
+        )
 
     def take_source(self, x_RD: Tensor, h_RD: Tensor) -> Tensor:
         return self._leave(self.cross_norm, x_RD, h_RD)
 
     def feedforward(self, x_RD: Tensor) -> Tensor:
         h_RD = self.enter(self.feedforward_norm, x_RD)
-        hidden = self.curve(self.up(h_RD)) if self.gate is None else self.curve(self.gate(h_RD)) * self.up(h_RD)
+        hidden = (
+            self.curve(self.up(h_RD)) if self.gate is None else self.curve(self.gate(h_RD)) * self.up(h_RD)
+        )
         return self._leave(self.feedforward_norm, x_RD, self.down(hidden))
 
     def enter(self, norm: Function, x_RD: Tensor) -> Tensor:
@@ -175,7 +187,9 @@ class Packed:
         self.decoder = [PackedLayer(layer) for layer in model.decoder]
         self.encoder_norm, self.decoder_norm = _normed(model.encoder_norm), _normed(model.decoder_norm)
         # Every decoder layer's keys and values of the source, in one product.
-        crosses = [projection for layer in model.decoder for projection in (layer.cross.key, layer.cross.value)]
+        crosses = [
+            projection for layer in model.decoder for projection in (layer.cross.key, layer.cross.value)
+        ]
         self.source_in = Product.of(*crosses)
         self.output = Product(model.output_table, None if model.output is None else model.output.bias)
         self.observers = [module._forward_hooks for module in model.decoder.modules()]
@@ -197,7 +211,9 @@ class Packed:
             found_RD = look(q_RHK, keys_XCK, values_XCK, hidden_X1C, B)
             x_RD = layer.feedforward(layer.take_own(x_RD, layer.own_out(found_RD)))
         x_RD = self.encoder_norm(x_RD)
-        offered = self.source_in(x_RD).view(B, S, len(self.decoder), 2, self.groups, -1).permute(2, 3, 0, 4, 1, 5)
+        offered = (
+            self.source_in(x_RD).view(B, S, len(self.decoder), 2, self.groups, -1).permute(2, 3, 0, 4, 1, 5)
+        )
         if hidden_B1C.numel() * self.heads <= FOLD_UP_TO:
             source = self.folds(offered, blank_B, hidden_B1C)
         else:
@@ -210,7 +226,9 @@ class Packed:
         if own is None:
             shape = len(self.decoder), layer.groups, layer.key_width
             own = Columns(shape, len(state.here_B), state.width, like=state.source.held)
-            self.target_embedding(tokens_RT)  # what is given is checked, once; what the search chooses need not be
+            self.target_embedding(
+                tokens_RT
+            )  # what is given is checked, once; what the search chooses need not be
         else:
             state.consumed = True
         x_RD, length = tokens_RT, state.length
@@ -228,7 +246,9 @@ class Packed:
         hidden_XNC = for_heads(hidden_BWC, self.heads, self.groups)
         for number, layer in enumerate(self.decoder):
             q_RHK, offered_RVK = layer.ask_own(x_RD, rotate)
-            new_YZBGWK[number].copy_(offered_RVK.view(B, -1, 2, self.groups, self.key_width).permute(2, 0, 3, 1, 4))
+            new_YZBGWK[number].copy_(
+                offered_RVK.view(B, -1, 2, self.groups, self.key_width).permute(2, 0, 3, 1, 4)
+            )
             found_RD = look(q_RHK, *seen[number], hidden_XNC, B)
             x_RD = layer.take_own(x_RD, layer.own_out(found_RD))
             x_RD = layer.feedforward(state.source.read(number, layer, x_RD))
@@ -265,7 +285,19 @@ def _rotation(positions: Position, T: int, offset: int = 0) -> Function | None:
 # ---- which path a model takes ------------------------------------------------------------------------------------
 
 
-_KNOWN = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Identity, Attend, Dot, Dropout, Embedding, FeedForward, Layer, Layers)
+_KNOWN = (
+    nn.Linear,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.Identity,
+    Attend,
+    Dot,
+    Dropout,
+    Embedding,
+    FeedForward,
+    Layer,
+    Layers,
+)
 _PACKED: "WeakKeyDictionary[Transformer, tuple[list[object], Packed | None]]" = WeakKeyDictionary()
 
 
@@ -297,9 +329,7 @@ def goes_on(state: PackedState) -> bool:
 
 def _answers_only() -> bool:
     """Nothing else is wanted of the products than their results, in the dtype of the weights."""
-    return not (
-        torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
-    )
+    return not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
 
 
 def _weights_of(model: nn.Module) -> list[object] | None:
@@ -327,7 +357,12 @@ def _is_packable(model: "Transformer") -> bool:
             known = type(module) in POSITIONS.values() and type(module).bias is Position.bias
         if isinstance(module, MultiHeadAttention):
             c = module.config
-            known = type(module) is MultiHeadAttention and c.bias and not c.inputs and c.value_head_width == c.query_head_width
+            known = (
+                type(module) is MultiHeadAttention
+                and c.bias
+                and not c.inputs
+                and c.value_head_width == c.query_head_width
+            )
         if isinstance(module, Attend):
             known = known and module.beta is None and module.normalize is softmax
         if isinstance(module, Embedding):

@@ -32,7 +32,9 @@ class ByHead:
     def read(self, number: int, layer: "PackedLayer", x_RD: Tensor) -> Tensor:
         """Cross-attention of a layer, with its norm and residual sum."""
         keys_XCK, values_XCK = self._layers[number]
-        found_RD = look(layer.ask_source(x_RD), keys_XCK, values_XCK, self._hidden_X1C, self.hidden_B1C.shape[0])
+        found_RD = look(
+            layer.ask_source(x_RD), keys_XCK, values_XCK, self._hidden_X1C, self.hidden_B1C.shape[0]
+        )
         return layer.take_source(x_RD, layer.cross_out(found_RD))
 
     def pick(self, stays_B: Tensor, *, in_place: bool) -> "ByHead":
@@ -71,12 +73,14 @@ class Folds:
 
     def __init__(self, layers: Sequence[Layer]):
         crosses = [layer.cross for layer in layers]
-        self.heads, scale = crosses[0].config.heads, crosses[0].config.query_head_width**-0.5
+        self.heads, scale = crosses[0].config.heads, crosses[0].config.query_head_width ** -0.5
         by_head = (self.heads, -1)
         asks = torch.stack([cross.query.weight.unflatten(0, by_head) for cross in crosses]) * scale
         answers = torch.stack([cross.out.weight.T.unflatten(0, by_head) for cross in crosses])
         self.both_YZHKD = torch.stack([asks, answers], 1)
-        self.biases_YHK1 = torch.stack([cross.query.bias.view(self.heads, -1, 1) for cross in crosses]) * scale
+        self.biases_YHK1 = (
+            torch.stack([cross.query.bias.view(self.heads, -1, 1) for cross in crosses]) * scale
+        )
         # The weights of a head add up to 1, so each column can carry the head's share of the bias.
         self.shares_YD = torch.stack([cross.out.bias for cross in crosses]) / self.heads
 
@@ -98,8 +102,9 @@ class Folds:
 def in_columns(offered_YZBGSK: Tensor, blank_B: Tensor) -> Tensor:
     """Keys and values in whole lanes, held_YZBGCK; zeros are found where there is nothing to look at."""
     *lead, S, K = offered_YZBGSK.shape
-    held_YZBGCK = offered_YZBGSK.new_zeros(*lead, in_lanes(S), K)
+    held_YZBGCK = offered_YZBGSK.new_empty(*lead, in_lanes(S), K)
     held_YZBGCK[..., :S, :].copy_(offered_YZBGSK)
+    held_YZBGCK[..., S:, :] = 0  # masked, they are still multiplied, by a weight of 0
     if blank_B.any():
         held_YZBGCK[:, 1, blank_B] = 0
     return held_YZBGCK
