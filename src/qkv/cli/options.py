@@ -125,10 +125,14 @@ def read_predictor(path: Path) -> "tuple[Bundle, Any]":
 
 
 def read_translator(path: Path) -> "tuple[Bundle, Translator]":
-    """The same, which must be one that translates."""
+    """The same, which must be one that translates; it does so with all cores."""
+    import torch
+
     from qkv.decode.translator import Translator
 
-    return _expected(path, Translator, "translates")
+    found, translator = _expected(path, Translator, "translates")
+    translator.workers = torch.get_num_threads()
+    return found, translator
 
 
 def read_writer(path: Path) -> "Writer":

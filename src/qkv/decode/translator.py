@@ -19,14 +19,15 @@ from qkv.decode.config import SearchConfig
 from qkv.decode.paths import Hypothesis
 from qkv.decode.pieces import pieces
 from qkv.decode.search import search
-from qkv.decode.workers import in_threads
+from qkv.decode.workers import in_workers
 from qkv.errors import QkvError
 from qkv.models.interface import Generator, is_observed
 
 BUDGET = 4096
 """Source positions of a batch, padding included."""
-SEARCHED = 8192
-"""Source positions of a batch times prefixes of each sentence: more would leave the cache, fewer cost more calls."""
+SEARCHED, LEAST = 16384, 4096
+"""Source positions of a batch times prefixes of each sentence: more would leave the cache, and fewer cost more calls than
+what several workers save."""
 WINDOW = 2000
 """Lines of a stream that are read before any is translated: enough to sort them by length, little in memory."""
 
@@ -75,6 +76,8 @@ class Translator:
     ):
         self.model, self.source, self.target = model.eval(), source, target
         self.config, self.longest = config, longest
+        self.workers = 1
+        """Processes that search at a time; more are for a program of one thread, as the command line is."""
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -175,23 +178,17 @@ class Translator:
             ]
 
         sources = self.source.encode_all(sentences)
-        batches = list(source_batches(sources, self._budget(sources, config)))
-        if config.coverage or is_observed(self.model):  # an observer would see the batches mixed
-            found = [searched(batch) for batch in batches]
-        else:
-            found = in_threads(searched, batches)
+        # An observer is in this process, and would see nothing of others.
+        workers = 1 if config.coverage or is_observed(self.model) else self.workers
+        batches = list(source_batches(sources, _budget(sources, config, workers)))
+        if min(workers, len(batches)) > 1:  # what a model prepares for its first batch is shared then
+            self.model.encode(batches[-1].source_BS[:1], batches[-1].keep_BS[:1])
+        found = in_workers(searched, batches, workers)
         rows = [batch.rows for batch in batches]
         return [
             self._written(in_input_order(rows, outputs), given)
             for outputs in (zip(*found, strict=True) if found else [[]] * len(to))
         ]
-
-    @staticmethod
-    def _budget(sources: Ragged, config: SearchConfig) -> int:
-        """Source positions of a batch: few enough that all threads have one."""
-        positions = int(sources.lengths.sum()) + len(sources)
-        rows = config.n_best if config.samples else config.beam
-        return max(1, min(SEARCHED // rows, -(-positions // torch.get_num_threads())))
 
     @torch.inference_mode()
     def maps(self, source: str, translation: Translation, to: str | None = None) -> Tensor:
@@ -265,6 +262,13 @@ class Translator:
     def _parts(self, line: str) -> tuple[list[str], str | None]:
         """The sentences to translate one by one: none if it is blank, several if it is over-long."""
         return pieces(line, self.source, self.longest)
+
+
+def _budget(sources: Ragged, config: SearchConfig, workers: int) -> int:
+    """Source positions of a batch: few enough that every worker has several, unless they are small."""
+    positions, prefixes = int(sources.lengths.sum()) + len(sources), max(config.beam, config.n_best)
+    share = positions if workers < 2 else max(LEAST // prefixes, positions // (4 * workers))
+    return max(1, min(SEARCHED // prefixes, share))
 
 
 def _joined(

@@ -102,8 +102,9 @@ class Folds:
 def in_columns(offered_YZBGSK: Tensor, blank_B: Tensor) -> Tensor:
     """Keys and values in whole lanes, held_YZBGCK; zeros are found where there is nothing to look at."""
     *lead, S, K = offered_YZBGSK.shape
-    held_YZBGCK = offered_YZBGSK.new_zeros(*lead, in_lanes(S), K)
+    held_YZBGCK = offered_YZBGSK.new_empty(*lead, in_lanes(S), K)
     held_YZBGCK[..., :S, :].copy_(offered_YZBGSK)
+    held_YZBGCK[..., S:, :] = 0  # masked, they are still multiplied, by a weight of 0
     if blank_B.any():
         held_YZBGCK[:, 1, blank_B] = 0
     return held_YZBGCK
