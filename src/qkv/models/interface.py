@@ -1,7 +1,7 @@
-"""What decoding needs of a model, and all that it may know of one.
+"""What decoding and classifying need of a model, and all that they may know of one.
 
-Axes: B sentences, R rows (B · width: each sentence has `width` rows side by side), S source length, T tokens,
-D width of the model, L vocabulary.
+Axes: B sentences or pictures, R rows (B · width: each sentence has `width` rows side by side), S source length,
+T tokens, D width of the model, L vocabulary or classes; C channels, Y and X height and width of a picture.
 
 A search runs `encode` once for a batch of sentences, then `step` again and again. What belongs to a sentence
 (the encoder's keys and values) is held once, however many rows search for its translation.
@@ -56,3 +56,17 @@ class Generator(nn.Module, ABC):
     def logits(self, x_BTD: Tensor) -> Tensor:
         """Scores of the token after each hidden state, logits_BTL."""
         return F.linear(x_BTD, self.output_table)
+
+
+class ImageClassifier(nn.Module, ABC):
+    """A model that reads pictures of `size`, (height, width), and sorts them into classes."""
+
+    size: tuple[int, int]
+
+    @abstractmethod
+    def encode(self, image_BCYX: Tensor) -> Tensor:
+        """What it makes of each place of a picture, x_BTD; `pool` makes one vector of them."""
+
+    @abstractmethod
+    def forward(self, image_BCYX: Tensor) -> Tensor:
+        """Scores of each class, logits_BL."""
