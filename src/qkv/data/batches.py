@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from qkv.config import config
+from qkv.data import draws
 from qkv.data.pairs import Pairs
 from qkv.data.ragged import Ragged
 from qkv.data.tokens import END, PAD
@@ -96,22 +97,22 @@ class Batches:
 
     def epoch(self, number: int) -> "Epoch":
         """The batches of an epoch, in their order."""
-        bits = np.random.PCG64(np.random.SeedSequence([self.seed, number]))
+        bits = draws.source(self.seed, number)
         rows = self._draw(bits)
         source, target = self._source[rows], self._target[rows]
         rows = rows[_order(source, target, self.config.jitter, bits)]
         # The first batch gets a part of the budget, so that the cuts fall elsewhere in each epoch.
-        first = int(_uniform(bits, 1)[0] * self.config.budget)
+        first = int(draws.uniform(bits, 1)[0] * self.config.budget)
         longest = np.maximum(self._source[rows], self._target[rows])
         starts = cut(longest, self.config.budget, first)
-        shuffled = np.argsort(_uniform(bits, len(starts) - 1), kind="stable")
+        shuffled = np.argsort(draws.uniform(bits, len(starts) - 1), kind="stable")
         return Epoch(self.pairs, rows, starts[:-1][shuffled], starts[1:][shuffled])
 
     def _draw(self, bits: np.random.PCG64) -> np.ndarray:
         """The rows of an epoch: weight 1.3 is each pair once, and with probability 0.3 once more."""
         weights = np.array(self.pairs.weights)[self.pairs.corpora[self._rows]]
         times = np.floor(weights).astype(np.int64)
-        times += _uniform(bits, len(weights)) < weights - times
+        times += draws.uniform(bits, len(weights)) < weights - times
         return np.repeat(self._rows, times)
 
 
@@ -224,15 +225,10 @@ def _order(source: np.ndarray, target: np.ndarray, jitter: float, bits: np.rando
     By the longer side, then by how much longer the source is. That difference rises where the first is even and falls
     where it is odd, or the other way round, so that it never jumps.
     """
-    shifted = _uniform(bits, len(source)) < jitter
+    shifted = draws.uniform(bits, len(source)) < jitter
     longer = np.maximum(source, target).astype(np.int64) + shifted
     difference = source.astype(np.int64) - target
     falling = (longer + int(bits.random_raw() & 1)) % 2 == 1
     difference[falling] *= -1
     chance = (bits.random_raw(len(source)) >> np.uint64(44)).astype(np.int64)
     return np.argsort((longer << 42) + (difference << 20) + chance, kind="stable")
-
-
-def _uniform(bits: np.random.PCG64, count: int) -> np.ndarray:
-    """Numbers in [0, 1)."""
-    return (bits.random_raw(count) >> np.uint64(11)) * 2.0**-53

@@ -4,7 +4,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 CLEANED = ("byte order mark", "Windows line ending")  # removed, the pair stays
-SKIPPED = ("invalid UTF-8", "over-long", "NUL", "empty", "duplicate")  # the whole pair is left out
+# The whole pair, or picture, is left out.
+SKIPPED = (
+    "invalid UTF-8",
+    "over-long",
+    "NUL",
+    "empty",
+    "duplicate",
+    "no picture",
+    "damaged",
+    "too many pixels",
+)
 
 
 @dataclass
@@ -18,9 +28,13 @@ class Finding:
 
 @dataclass
 class Report:
-    """The lines read of each file, the pairs kept, and what was cleaned or skipped on the way."""
+    """The lines read of each file, the pairs kept, and what was cleaned or skipped on the way; or the pictures."""
 
     name: str
+    what: str = "pairs"
+    """What is kept or skipped."""
+    place: str = "line"
+    """What is read, and numbered."""
     lines: Counter[str] = field(default_factory=Counter)
     kept: int = 0
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
@@ -44,11 +58,13 @@ class Report:
 
     def __str__(self) -> str:
         """One line for the corpus and one for each finding."""
-        read = ", ".join(f"{file} {count:,} lines" for file, count in self.lines.items())
+        read = ", ".join(f"{file} {count:,} {self.place}s" for file, count in self.lines.items())
         return "\n".join(
-            [f"{self.name}: {self.kept:,} pairs kept, {self.skipped:,} skipped ({read or 'nothing read'})"]
+            [
+                f"{self.name}: {self.kept:,} {self.what} kept, {self.skipped:,} skipped ({read or 'nothing read'})"
+            ]
             + [
-                f"  {file}: {finding.count:,} × {kind} {'removed' if kind in CLEANED else 'skipped'}, first at line "
+                f"  {file}: {finding.count:,} × {kind} {'removed' if kind in CLEANED else 'skipped'}, first at {self.place} "
                 f"{finding.line:,}" + (f": {finding.example!r}" if finding.example else "")
                 for (file, kind), finding in self.findings.items()
             ]

@@ -36,7 +36,9 @@ class ConvNetConfig:
 
     def __post_init__(self) -> None:
         if not self.blocks:
-            raise QkvError("blocks is empty; the residual blocks of one stage or more are wanted, e.g. [2, 2, 2]")
+            raise QkvError(
+                "blocks is empty; the residual blocks of one stage or more are wanted, e.g. [2, 2, 2]"
+            )
         if self.width % self.groups:
             raise QkvError(f"groups={self.groups} does not divide width={self.width}: choose a divisor")
 
