@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkv.cli.evaluate_images import evaluate_images, refuse
 from qkv.cli.options import (
     Json,
     Model,
     Search,
     Strict,
     by_part,
+    expect_translator,
     print_json,
-    read_translator,
+    read_model,
     results,
     say,
     table,
@@ -81,13 +83,19 @@ def evaluate(
 ) -> None:
     """Translate held-out data and compare: BLEU and chrF with their signatures, exact matches, loss in nats a token.
 
-    Several languages are scored one by one and all together.
+    Several languages are scored one by one and all together. Of a classifier of pictures (--data FOLDER, or --data
+    IMAGES --data LABELS): accuracy, F1, each class, and what is taken for what.
     """
     from qkv.data.text import ParallelText, Rules
     from qkv.recipe.config import from_tree, override
     from qkv.tasks.translate import TranslateConfig, evaluate
 
-    bundle, translator = read_translator(run)
+    bundle, translator = read_model(run)
+    if bundle.task == "classify_images":
+        refuse({"tag": tag, "beam": beam, "tokenize": tokenize, "set": changes, "out": out})
+        evaluate_images(translator, data, two("--keys", keys, str, "x,y"), strict, as_json)
+        return
+    expect_translator(run, bundle, translator)
     parts = by_part(changes, "search", "metrics")
     recipe = from_tree(TranslateConfig, bundle.recipe, str(bundle.path))
     places = {"columns": two("--columns", columns, int, "2,3"), "keys": two("--keys", keys, str, "en,de")}

@@ -18,7 +18,7 @@ from qkv import __version__
 from qkv.cli.options import say
 from qkv.errors import QkvError
 
-VERBS = ("train", "evaluate", "translate", "export", "info", "init", "schema", "demo")
+VERBS = ("train", "evaluate", "translate", "classify", "export", "info", "init", "schema", "demo")
 FAILED, INTERRUPTED, NOBODY_READS = 1, 130, 141  # the last two as a shell counts SIGINT and SIGPIPE
 
 app = typer.Typer(

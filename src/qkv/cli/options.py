@@ -81,19 +81,30 @@ def by_part(changes: Sequence[str] | None, *parts: str) -> dict[str, list[str]]:
     return found
 
 
-def read_translator(path: Path) -> "tuple[Bundle, Translator]":
-    """The model of a run or directory, which must be one that translates."""
-    from qkv.decode.translator import Translator
+def read_model(path: Path) -> "tuple[Bundle, Any]":
+    """The model of a run or directory, and the predictor that its task makes of it."""
     from qkv.store import bundle
     from qkv.tasks.task import kind, model_of
     from qkv.train.machine import keep_memory
 
     keep_memory()
     found = bundle.read(model_of(path))
-    predictor = kind(found.task).load(found)
+    return found, kind(found.task).load(found)
+
+
+def read_translator(path: Path) -> "tuple[Bundle, Translator]":
+    """The model of a run or directory, which must be one that translates."""
+    found, predictor = read_model(path)
+    expect_translator(path, found, predictor)
+    return found, predictor
+
+
+def expect_translator(path: Path, found: "Bundle", predictor: Any) -> None:
+    """Refuse a model of another task."""
+    from qkv.decode.translator import Translator
+
     if not isinstance(predictor, Translator):
         raise QkvError(f"{path} is a model for {found.task}; one that translates is wanted")
-    return found, predictor
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

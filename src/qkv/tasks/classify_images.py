@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from qkv.config import config
 from qkv.data.augment import AugmentConfig
 from qkv.data.image_batches import ImageBatch, ImageBatches, ImageBatchesConfig, Scale, measured
-from qkv.data.images import ImageRules, Images, ImagesConfig, ImageSet, read_images
-from qkv.data.picture import Unusable, as_picture, fitted, read_picture
+from qkv.data.image_sets import ImageRules, ImageSet
+from qkv.data.images import Images, ImagesConfig, read_images
+from qkv.data.picture import as_picture, fitted, read_picture
 from qkv.data.report import Report
 from qkv.errors import QkvError
 from qkv.models import convnet, vit
@@ -134,7 +135,11 @@ class ClassifyingImages(Task[ImageBatch]):
     def validate(self) -> Scores | None:
         if self.valid is None:
             return None
-        return evaluate(Classifier(self.model, self.config), self.valid).scores(self.config.metrics)
+        found, best_by = (
+            evaluate(Classifier(self.model, self.config), self.valid),
+            self.config.metrics.best_by,
+        )
+        return Scores(found.values, best_by, more_is_better=best_by != "loss")
 
     def describe(self, batch: ImageBatch, rows: Sequence[int] = ()) -> str:
         chosen = [batch.rows[row] for row in rows] or batch.rows
@@ -274,11 +279,11 @@ class Evaluation:
         columns = (true_L.tolist(), precision_L.tolist(), recall_L.tolist(), f1_L.tolist())
         return list(zip(self.classes, *columns, strict=True))
 
-    def scores(self, metrics: MetricsConfig) -> Scores:
-        """The numbers by which models are compared."""
+    @property
+    def values(self) -> dict[str, float]:
+        """The numbers by which models are compared; F1 is the mean over the classes that occur."""
         f1 = [f1 for _, count, _, _, f1 in self.by_class() if count]
-        values = {"accuracy": self.accuracy, "f1": sum(f1) / len(f1), "loss": self.loss}
-        return Scores(values, metrics.best_by, metrics.best_by != "loss")
+        return {"accuracy": self.accuracy, "f1": sum(f1) / len(f1), "loss": self.loss}
 
 
 def evaluate(classifier: Classifier, images: Images) -> Evaluation:
@@ -290,11 +295,23 @@ def evaluate(classifier: Classifier, images: Images) -> Evaluation:
     return Evaluation(classifier.classes, pairs.reshape(count, count), loss)
 
 
-def read_sets(classifier: Classifier, sets: Sequence[ImageSet]) -> tuple[Images, list[Report]]:
+def read_sets(
+    classifier: Classifier, sets: Sequence[ImageSet], strict: bool = False
+) -> tuple[Images, list[Report]]:
     """Pictures as this classifier reads them, and what was found in their files."""
     c = classifier.config
-    images, reports, _ = read_images(sets, c.images, c.data.rules, classifier.classes)
+    rules = replace(c.data.rules, strict=strict or c.data.rules.strict)
+    images, reports, _ = read_images(sets, c.images, rules, classifier.classes)
     return images, reports
+
+
+def read_valid(classifier: Classifier) -> tuple[Images, list[Report]]:
+    """The pictures that its training validated on."""
+    data = classifier.config.data
+    if not data.valid and not data.hold_out:
+        raise QkvError("the model was trained without validation data: name some with --data")
+    images, reports = read_sets(classifier, data.valid or data.train)
+    return (images if data.valid else images.split(data.hold_out)[1]), reports
 
 
 def build(config: ViTConfig | ConvNetConfig) -> ImageClassifier:
