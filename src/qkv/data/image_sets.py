@@ -127,7 +127,8 @@ def _folder(one: ImageSet, report: Report, rules: ImageRules) -> Iterator[Labell
 def _npz(one: ImageSet, report: Report, rules: ImageRules) -> Iterator[Labelled]:
     for path in one.sources:
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            # Opened here, as numpy leaves a file open that it cannot read.
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 missing = [key for key in one.keys if key not in arrays]
                 if missing:
                     raise QkvError(

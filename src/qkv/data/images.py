@@ -95,9 +95,14 @@ def read_images(
             found.append(item._replace(image_YXC=_READ))
             report.kept += 1
     if not found:
+        skipped = [
+            f"{finding.count:,} × {kind}, first {finding.example}"
+            for report in reports
+            for (_, kind), finding in report.findings.items()
+        ]
         raise QkvError(
-            f"there are no pictures in {', '.join(one.name for one in sets)}: see what was skipped, and why"
-            + "".join(f"; {report}" for report in reports if report.skipped)
+            f"there are no pictures in {', '.join(one.name for one in sets)} ({'; '.join(skipped) or 'nothing read'}): "
+            "name a folder or a file that has some"
         )
     labels_N, names = _numbered([item.label for item in found], [item.place for item in found], classes)
     return Images(np.stack(pixels), labels_N, [item.place for item in found], names), reports, config

@@ -80,7 +80,7 @@ def fitted(image_YXC: np.ndarray, size: tuple[int, int], channels: int, fit: Fit
     if image_YXC.shape[:2] != size:
         if fit == "crop":  # first cut, then resized: the other order could make a thin picture enormous
             image_YXC = _middle(image_YXC, height / width)
-        image_1CYX = torch.from_numpy(np.ascontiguousarray(image_YXC)).permute(2, 0, 1)[None]
+        image_1CYX = torch.from_numpy(image_YXC.copy()).permute(2, 0, 1)[None]
         image_YXC = (
             F.interpolate(image_1CYX, size, mode="bilinear", antialias=True)[0].permute(1, 2, 0).numpy()
         )

@@ -22,6 +22,7 @@ from qkv.errors import QkvError, choose
 from qkv.models.interface import ImageClassifier
 
 Share = Annotated[float, Field(ge=0, lt=1)]
+_EPSILON = 1e-6  # of the norms, as in the authors' code
 
 
 @config
@@ -116,7 +117,7 @@ class ViT(ImageClassifier):
         self.dropout = Dropout(c.dropout)
         self.encoder = Layers(Layer(self._layer(number)) for number in range(1, c.layers + 1))
         # In pre-norm order the stream itself is never normalised: one more norm at its end.
-        self.norm = norm(c.norm, c.width) if c.order == "pre" else nn.Identity()
+        self.norm = norm(c.norm, c.width, _EPSILON) if c.order == "pre" else nn.Identity()
         self.output = nn.Linear(c.width, c.classes)
         nn.init.normal_(self.output.weight, std=0.02)
         nn.init.zeros_(self.output.bias)
@@ -152,7 +153,7 @@ class ViT(ImageClassifier):
             attention=c.attention,
             feedforward=feedforward,
             norm=c.norm,
-            epsilon=1e-6,
+            epsilon=_EPSILON,
             order=c.order,
             dropout=c.dropout,
             depth_drop=c.depth_drop * number / c.layers,  # Huang et al. 2016, equation 4
