@@ -28,7 +28,7 @@ def test_without_changes_pictures_come_as_they_are():
 
 def moved(image: np.ndarray, down: int, right: int, mirrored: bool) -> np.ndarray:
     """One pixel at a time; what comes in is what mirrors at the edges show."""
-    C, Y, X = image.shape
+    _C, Y, X = image.shape
     image = image[:, :, ::-1] if mirrored else image
     found = np.empty_like(image)
     for y in range(Y):
@@ -103,7 +103,9 @@ def test_a_turned_picture_shows_what_its_map_says(kind: str, amount: float):
             x, y = SOURCES[kind](column - 3, row - 2, amount)
             if 0 <= x + 3 < 6 and 0 <= y + 2 < 4:
                 for image, turned in zip(IMAGE_BCYX, found, strict=True):
-                    torch.testing.assert_close(turned[:, row, column], sampled(image, x + 3, y + 2), rtol=0, atol=0.02)
+                    torch.testing.assert_close(
+                        turned[:, row, column], sampled(image, x + 3, y + 2), rtol=0, atol=0.02
+                    )
                 compared += 1
     assert compared > 10
 

@@ -14,7 +14,10 @@ def test_the_numbers_decide_and_their_order():
     assert draws.uniform(draws.source(3, 5), 3).tolist() == draws.uniform(draws.source(3, 5), 3).tolist()
     assert draws.uniform(draws.source(3, 5), 3).tolist() != draws.uniform(draws.source(5, 3), 3).tolist()
     # Written down when recipes were first measured: numpy promises that raw draws stay.
-    assert draws.source(3, 5).random_raw(2).tolist() == [2_521_179_522_643_120_239, 16_302_312_124_770_738_457]
+    assert draws.source(3, 5).random_raw(2).tolist() == [
+        2_521_179_522_643_120_239,
+        16_302_312_124_770_738_457,
+    ]
 
 
 def test_they_are_even():

@@ -24,7 +24,9 @@ def batches(size: int = 5, seed: int = 0, **augment: object) -> ImageBatches:
 
 def same(one: ImageBatch, other: ImageBatch) -> bool:
     tensors = ("image_BCYX", "label_B", "other_B", "share_B")
-    return np.array_equal(one.rows, other.rows) and all(torch.equal(getattr(one, t), getattr(other, t)) for t in tensors)
+    return np.array_equal(one.rows, other.rows) and all(
+        torch.equal(getattr(one, t), getattr(other, t)) for t in tensors
+    )
 
 
 @pytest.mark.parametrize("size", [1, 4, 5, 22, 23, 99])
@@ -80,5 +82,7 @@ def test_mean_and_deviation_are_those_of_all_pixels_channel_by_channel():
 
 
 def test_scales_that_do_not_fit_the_channels_are_refused():
-    with pytest.raises(QkvError, match="images.mean has 1 numbers, images.deviation 3, and the pictures 3 channels"):
+    with pytest.raises(
+        QkvError, match=r"images\.mean has 1 numbers, images\.deviation 3, and the pictures 3 channels"
+    ):
         Scale(ImagesConfig(size=(5, 7), channels=3, mean=(0.1,), deviation=(1.0, 1.0, 1.0)))

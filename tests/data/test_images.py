@@ -4,7 +4,6 @@ Axes: N pictures, C channels, Y and X height and width in pixels.
 """
 
 import gzip
-import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -113,7 +112,10 @@ def test_faulty_files_are_skipped_counted_and_named(tmp_path: Path):
     assert report.count("too many pixels") == 1
     with pytest.raises(QkvError, match=r"cat/1.png is damaged \("):
         read_images([one], ImagesConfig(), ImageRules(strict=True))
-    with pytest.raises(QkvError, match=r"there are no pictures in .*all \(9 × too many pixels, first cat/0.png; 1 × no picture"):
+    with pytest.raises(
+        QkvError,
+        match=r"there are no pictures in .*all \(9 × too many pixels, first cat/0.png; 1 × no picture",
+    ):
         read_images([one], ImagesConfig(), ImageRules(most_pixels=24))
 
 
@@ -124,8 +126,15 @@ def test_the_digits_are_scikit_learns_and_their_test_is_a_fifth_of_each():
     assert (len(train), len(test)) == (1438, 359)
     assert train.classes == test.classes == tuple("0123456789")
     values, labels = load_digits(return_X_y=True)
-    mine = sorted((one.tobytes(), label) for images in (train, test) for one, label in zip(images.pixels_NCYX, images.labels_N.tolist(), strict=True))
-    theirs = sorted(((value * 255 / 16).round().astype(np.uint8).tobytes(), label) for value, label in zip(values, labels.tolist(), strict=True))
+    mine = sorted(
+        (one.tobytes(), label)
+        for images in (train, test)
+        for one, label in zip(images.pixels_NCYX, images.labels_N.tolist(), strict=True)
+    )
+    theirs = sorted(
+        ((value * 255 / 16).round().astype(np.uint8).tobytes(), label)
+        for value, label in zip(values, labels.tolist(), strict=True)
+    )
     assert mine == theirs
     assert not {one.tobytes() for one in train.pixels_NCYX} & {one.tobytes() for one in test.pixels_NCYX}
     for label in range(10):
@@ -144,7 +153,7 @@ def test_a_split_gives_every_picture_to_one_side():
 
 
 def test_the_digest_sees_every_pixel_and_every_class():
-    images = Images(COLOURS_NYXC, np.array(LABELS), list("abcdef"), tuple("0123456789") + ("10",))
+    images = Images(COLOURS_NYXC, np.array(LABELS), list("abcdef"), (*tuple("0123456789"), "10"))
     other = COLOURS_NYXC.copy()
     other[3, 2, 1, 0] ^= 1
     changed = [
@@ -164,7 +173,9 @@ WRONG: list[tuple[str, Callable[[Path], dict[str, object]], str]] = [
 
 
 @pytest.mark.parametrize(("values", "said"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
-def test_a_set_that_cannot_be_is_refused(tmp_path: Path, values: Callable[[Path], dict[str, object]], said: str):
+def test_a_set_that_cannot_be_is_refused(
+    tmp_path: Path, values: Callable[[Path], dict[str, object]], said: str
+):
     with pytest.raises(QkvError, match=said):
         ImageSet(**values(tmp_path))
 
@@ -188,7 +199,9 @@ def broken(path: Path) -> list[tuple[ImageSet, str]]:
     (path / "full").write_bytes(whole)
 
     def pair(name: str, labels: str = "labels") -> ImageSet:
-        return ImageSet(source=str(path / name), labels=str(path / labels), format="rows" if name == "odd.png" else "idx")
+        return ImageSet(
+            source=str(path / name), labels=str(path / labels), format="rows" if name == "odd.png" else "idx"
+        )
 
     def one(name: str) -> ImageSet:
         return ImageSet(source=str(path / name))
@@ -228,6 +241,8 @@ def test_what_cannot_be_read_is_said(tmp_path: Path):
 
 def test_a_class_that_was_not_learnt_is_named(tmp_path: Path):
     one = folders(tmp_path / "a", cat=[GREY_NYX[0]], dogs=[GREY_NYX[1]])
-    with pytest.raises(QkvError, match=r"dogs/0.png is of class 'dogs', which is none of the 2 .*did you mean 'dog'\?"):
+    with pytest.raises(
+        QkvError, match=r"dogs/0.png is of class 'dogs', which is none of the 2 .*did you mean 'dog'\?"
+    ):
         read(one, classes=("cat", "dog"))
     assert read(one, classes=("dogs", "fox", "cat")).labels_N.tolist() == [2, 0]

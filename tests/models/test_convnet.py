@@ -17,7 +17,9 @@ def normalised(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
     grouped = x.unflatten(1, (groups, -1))
     mean = grouped.mean((2, 3, 4), keepdim=True)
     variance = ((grouped - mean) ** 2).mean((2, 3, 4), keepdim=True)
-    return ((grouped - mean) / (variance + 1e-5).sqrt()).flatten(1, 2) * weight[:, None, None] + bias[:, None, None]
+    return ((grouped - mean) / (variance + 1e-5).sqrt()).flatten(1, 2) * weight[:, None, None] + bias[
+        :, None, None
+    ]
 
 
 def random(module: torch.nn.Module) -> dict[str, Tensor]:
@@ -46,12 +48,21 @@ def test_a_new_block_is_its_shortcut():
 
 
 def test_the_network_is_stem_stages_average_and_output():
-    model = ConvNet(ConvNetConfig(classes=5, channels=3, size=(8, 12), width=4, blocks=(1, 2, 1), groups=2)).double()
+    model = ConvNet(
+        ConvNetConfig(classes=5, channels=3, size=(8, 12), width=4, blocks=(1, 2, 1), groups=2)
+    ).double()
     w, x = random(model), torch.randn(2, 3, 8, 12, dtype=torch.float64)
-    h = normalised(F.conv2d(x, w["stem.weight"], padding=1), 2, w["stem_norm.weight"], w["stem_norm.bias"]).clamp(min=0)
+    h = normalised(
+        F.conv2d(x, w["stem.weight"], padding=1), 2, w["stem_norm.weight"], w["stem_norm.bias"]
+    ).clamp(min=0)
     for block in model.stages:
         h = block(h)
-    assert [tuple(block.second.weight.shape[:2]) for block in model.stages] == [(4, 4), (8, 8), (8, 8), (16, 16)]
+    assert [tuple(block.second.weight.shape[:2]) for block in model.stages] == [
+        (4, 4),
+        (8, 8),
+        (8, 8),
+        (16, 16),
+    ]
     assert h.shape == (2, 16, 2, 3)
     torch.testing.assert_close(model.encode(x), h.flatten(2).transpose(1, 2), rtol=0, atol=1e-10)
     wanted = h.mean((2, 3)) @ w["output.weight"].T + w["output.bias"]

@@ -30,6 +30,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "model": {"width": 12, "hidden": 20, "heads": 3, "encoder_layers": 1, "decoder_layers": 1},
         "search": {"maximum": 5},
     },
+    "classify_images": {
+        "data": {"train": [{"source": "digits-test"}], "hold_out": 40},
+        "augment": {"shift": 1, "changes": 1, "mixup": 0.2},
+        "batches": {"size": 80},
+        "model": {"patch": 4, "width": 12, "hidden": 20, "heads": 3, "layers": 1},
+    },
 }  # fmt: skip
 
 
