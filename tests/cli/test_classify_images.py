@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import qkv as public
+
 RECIPE = """\
 task = "classify_images"
 [data]
@@ -65,72 +67,81 @@ def test_a_line_for_each_picture_and_the_others_are_named_and_counted(qkv, run: 
     assert result.exit_code == 0, result.stderr
     rows = [line.split("\t") for line in result.stdout.splitlines()]
     assert [row[0] for row in rows] == [
-        str(pictures / "0.png"),
-        str(pictures / "1.png"),
-        str(pictures / "0.png"),
+        str(pictures / name) for name in ("0.png", "1.png", "a.txt", "b.png", "0.png")
     ]
-    assert all(len(row) == 1 + 2 * 3 for row in rows)
+    assert [len(row) for row in rows] == [7, 7, 1, 1, 7]
     assert all(cell in "0123456789" for row in rows for cell in row[1::2])
-    assert all(re.fullmatch(r"\d+\.\d %", cell) for row in rows for cell in row[2::2])
-    assert f"skipped: {pictures}/a.txt is no picture" in result.stderr
-    assert f"skipped: {pictures}/b.png is damaged" in result.stderr
-    assert "2 of 5 pictures skipped" in result.stderr
+    assert all(re.fullmatch(r"[01]\.\d{4}", cell) for row in rows for cell in row[2::2])
+    assert f"{pictures}/a.txt is no picture" in result.stderr
+    assert f"{pictures}/b.png is damaged" in result.stderr
+    assert "2 of 5 files cannot be used" in result.stderr
+    wanted = public.load(run).classify([pictures / "0.png", pictures / "1.png"], top=3)
+    for row, best in zip(rows[:2], wanted, strict=True):
+        assert row[1:] == [cell for one in best for cell in (one.label, f"{one.probability:.4f}")]
 
 
 def test_json_has_every_answer_and_every_fault(qkv, run: Path, pictures: Path):
     result = qkv("classify", run, pictures, "--json")
     answers = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [Path(answer["input"]).name for answer in answers] == ["0.png", "1.png", "a.txt", "b.png"]
-    assert [len(answer["classes"]) for answer in answers] == [5, 5, 0, 0]
+    assert [Path(answer["source"]).name for answer in answers] == ["0.png", "1.png", "a.txt", "b.png"]
+    assert [len(answer["labels"]) for answer in answers] == [1, 1, 0, 0]
     assert ["fault" in answer for answer in answers] == [False, False, True, True]
-    first = answers[0]["classes"]
-    assert first[0].keys() == {"label", "probability"}
-    assert first[0]["probability"] >= first[1]["probability"]
+    assert answers[0]["labels"][0].keys() == {"label", "probability"}
 
 
-def test_what_cannot_be_done_is_said(qkv, run: Path, trained: Path, pictures: Path):
-    for arguments, code, said in [
-        ([run], 2, "give the files of pictures, or folders of them"),
-        ([run, pictures / "a.txt"], 1, "none of 1 inputs is a picture that can be used"),
-        ([run, "nowhere.png"], 1, "there is no nowhere.png: name a file with a picture"),
-        ([trained, pictures], 1, "is a model for translate; one that classifies is wanted"),
+def test_a_picture_is_never_written_to(qkv, run: Path, pictures: Path):
+    before = (pictures / "1.png").read_bytes()
+    result = qkv("classify", run, pictures, "--out", pictures / "1.png")
+    assert "is also read from: give another file" in result.stderr
+    assert (pictures / "1.png").read_bytes() == before
+
+
+def test_what_cannot_be_done_is_said(qkv, run: Path, trained: Path, pictures: Path, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    for arguments, said in [
+        ([run], "the model reads files such as images: name at least one, or a folder of them"),
+        ([run, pictures / "a.txt"], "1 of 1 files cannot be used: see what was said of each"),
+        ([run, "nowhere.png"], "there is no nowhere.png: name a file with a picture"),
+        ([run, tmp_path / "empty"], "empty is a folder without files"),
+        ([trained, pictures], "is a model for translate; one that classifies is wanted"),
     ]:
         result = qkv("classify", *arguments)
-        assert result.exit_code == code
-        assert said in " ".join(result.stderr.replace("│", " ").split())
-        assert result.stdout == ""
-    result = qkv("translate", run, "-", stdin="one")
-    assert result.exit_code == 1
-    assert "is a model for classify_images; one that translates is wanted" in result.stderr
+        assert result.exit_code == 1
+        assert said in " ".join(result.stderr.split())
+    for verb, does in [("translate", "translates"), ("embed", "embeds")]:
+        result = qkv(verb, run, "-", stdin="one")
+        assert result.exit_code == 1
+        assert f"is a model for classify_images; one that {does}" in result.stderr
 
 
-def test_evaluation_has_scores_classes_and_confusions(qkv, run: Path):
-    result = qkv("evaluate", run, "--data", "digits-test")
+def test_evaluation_has_scores_classes_and_confusions(qkv, run: Path, tmp_path: Path):
+    result = qkv("evaluate", run, "--data", "digits-test", "--out", tmp_path / "said")
     assert result.exit_code == 0, result.stderr
-    scores, by_class, confused = result.stdout.split("\n\n")
-    accuracy = float(
-        re.match(r"359 pictures: accuracy (\d+\.\d\d), f1 \d+\.\d\d, loss \d+\.\d\d$", scores)[1]
-    )
-    assert [row.split()[0] for row in by_class.splitlines()[1:]] == list("0123456789")
-    assert sum(int(row.split()[1]) for row in by_class.splitlines()[1:]) == 359
-    counts = np.array(
-        [[int(cell.replace("·", "0")) for cell in row.split()[1:]] for row in confused.splitlines()[1:]]
-    )
+    scores, by_label, confused = result.stdout.split("\n\n")
+    assert scores.splitlines()[0].split() == ["pictures", "loss", "accuracy", "macro_f1"]
+    name, count, _, accuracy, _ = scores.splitlines()[1].split()
+    assert (name, count) == ("all", "359")
+    classes = by_label.splitlines()[2:]
+    assert [row.split()[0] for row in classes] == list("0123456789")
+    assert sum(int(row.split()[1]) for row in classes) == 359
+    counts = np.array([[int(cell) for cell in row.split()[1:]] for row in confused.splitlines()[2:]])
     assert counts.sum() == 359
-    assert 100 * counts.trace() / 359 == pytest.approx(accuracy, abs=0.006)
+    assert 100 * counts.trace() / 359 == pytest.approx(float(accuracy), abs=0.006)
+    said = (tmp_path / "said").read_text().splitlines()
+    assert [said.count(digit) for digit in "0123456789"] == counts.sum(0).tolist()
     tree = json.loads(qkv("evaluate", run, "--data", "digits-test", "--json").stdout)
-    assert tree["confusion"]["rows"] == counts.tolist()
-    assert tree["scores"]["accuracy"] == pytest.approx(accuracy, abs=0.006)
-    assert tree["by_class"]["3"]["pictures"] == sum(counts[3])
+    assert [[int(cell) for cell in row[1:]] for row in tree["tables"]["confusion"][1:]] == counts.tolist()
+    assert tree["scores"]["all"]["accuracy"] == pytest.approx(float(accuracy), abs=0.006)
+    assert tree["scores"]["all"]["pictures"] == 359
 
 
 def test_by_default_what_was_validated_on_is_evaluated(qkv, run: Path):
-    found = json.loads(qkv("evaluate", run, "--json").stdout)
+    found = json.loads(qkv("evaluate", run, "--json").stdout)["scores"]["all"]
     (row,) = [
         row for row in map(json.loads, (run / "log.jsonl").read_text("utf-8").splitlines()) if "best" in row
     ]
-    assert found["scores"]["accuracy"] == pytest.approx(row["valid_accuracy"])
-    assert sum(map(sum, found["confusion"]["rows"])) == 40
+    assert found["accuracy"] == pytest.approx(row["valid_accuracy"])
+    assert found["pictures"] == 40
 
 
 def test_folders_and_pairs_of_files_are_evaluated_and_other_options_refused(qkv, run: Path, tmp_path: Path):
@@ -142,14 +153,24 @@ def test_folders_and_pairs_of_files_are_evaluated_and_other_options_refused(qkv,
     assert "1 × no picture skipped, first at picture 2: '3/b.png'" in result.stderr
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 8, 8), np.uint8), y=[3, 4])
     assert qkv("evaluate", run, "--data", tmp_path / "a.npz", "--keys", "x,y").exit_code == 0
+    write_idx(tmp_path / "images", np.zeros((2, 8, 8), np.uint8))
+    write_idx(tmp_path / "classes", np.array([3, 4], np.uint8))
+    two = ["--data", tmp_path / "images", "--data", tmp_path / "classes"]
+    assert qkv("evaluate", run, *two).exit_code == 0
     for options, said in [
         (["--data", tmp_path / "set", "--strict"], "b.png is no picture"),
-        (["--beam", "3"], "--beam is about translations, and this model classifies pictures: leave it out"),
+        (["--beam", "3"], "--beam is about a search, which a model for classify_images has none of: leave it out"),
         (["--data", tmp_path / "none"], "none is read as idx and has no labels"),
-    ]:
+        ([*two, "--data", "c"], "3 files of data are given; a folder or file is wanted, or two"),
+        (["--data", tmp_path / "set", "--tag", "de"], "tag is not a key of ImageSet"),
+    ]:  # fmt: skip
         result = qkv("evaluate", run, *options)
         assert result.exit_code == 1
-        assert said in result.stderr
+        assert said in " ".join(result.stderr.split())
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    path.write_bytes(bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes())
 
 
 def test_info_describes_it(qkv, run: Path):

@@ -14,25 +14,23 @@ import pytest
 import torch
 from tests.look.test_page import EVIL, Reader, data
 
-from qkv.data.image_sets import ImageSet
 from qkv.data.images import ImagesConfig
+from qkv.decode.pictures import PictureClassifier
 from qkv.errors import QkvError
 from qkv.look.pictures import PictureLook, beside, draw, draw_look, look, save_page
 from qkv.models.convnet import ConvNet, ConvNetConfig
 from qkv.models.vit import ViT, ViTConfig
-from qkv.tasks.classify_images import Classifier, ClassifyImagesConfig, DataConfig
 
 SIZES = {"classes": 3, "channels": 3, "size": (4, 6)}
 PIXELS_YXC = np.random.default_rng(1).integers(0, 256, (4, 6, 3), dtype=np.uint8)
 
 
-def classifier(pool: str = "average", kind: str = "vit") -> Classifier:
+def classifier(pool: str = "average", kind: str = "vit") -> PictureClassifier:
     torch.manual_seed(0)
     config = ViTConfig(**SIZES, patch=2, width=12, hidden=20, heads=3, layers=2, pool=pool)
     model = ViT(config) if kind == "vit" else ConvNet(ConvNetConfig(**SIZES, width=4, blocks=(1,)))
     images = ImagesConfig(size=(4, 6), channels=3, mean=(0.5,) * 3, deviation=(0.3,) * 3)
-    named = DataConfig(train=(ImageSet(source="digits"),), classes=("cat", "dog", EVIL))
-    return Classifier(model.eval(), ClassifyImagesConfig(data=named, images=images, model=config))
+    return PictureClassifier(model, images, ("cat", "dog", EVIL))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ Axes: B pictures, N pictures, L classes, C channels, Y and X height and width in
 """
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,13 @@ import torch
 from PIL import Image
 
 from qkv.data.images import Images
+from qkv.decode import pictures
+from qkv.decode.pictures import PictureClassifier
 from qkv.errors import QkvError
 from qkv.recipe.recipe import resolve
 from qkv.store import bundle
-from qkv.tasks import classify_images
-from qkv.tasks.classify_images import (
-    KIND,
-    Classifier,
-    ClassifyingImages,
-    Evaluation,
-    evaluate,
-    read_sets,
-    read_valid,
-)
-from qkv.tasks.task import load
+from qkv.tasks.classify_images import KIND, ClassifyingImages
+from qkv.tasks.task import Asked, load, resolved
 from qkv.train.machine import Cost
 from qkv.train.state import Progress
 from qkv.train.train import write_model
@@ -55,7 +47,7 @@ def task(folder: Path, **parts: Any) -> ClassifyingImages:
 
 
 @pytest.fixture
-def classifier(folder: Path, tmp_path: Path) -> Classifier:
+def classifier(folder: Path, tmp_path: Path) -> PictureClassifier:
     made = task(folder, data={"train": [{"source": str(folder)}], "hold_out": 6})
     return load(write_model(made, tmp_path / "model", Progress(), Cost(1.0, 2, 3)))
 
@@ -105,76 +97,110 @@ def test_the_loss_is_that_of_both_classes_by_their_shares(folder: Path, smoothin
     assert got == pytest.approx(wanted, abs=1e-3)
 
 
-def test_scores_are_worked_out_by_hand():
-    found = Evaluation(
-        ("a", "b", "c", "never"), np.array([[3, 1, 0, 0], [0, 2, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]), 0.5
+def softmax(logits_NL: np.ndarray) -> np.ndarray:
+    e_NL = np.exp(logits_NL.astype(np.float64))
+    return e_NL / e_NL.sum(1, keepdims=True)
+
+
+def test_evaluation_counts_what_is_taken_for_what(
+    classifier: PictureClassifier, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(pictures, "_BATCH", 5)  # more than one batch, the last one smaller
+    found = KIND.evaluate(classifier, task(folder).config, Asked([str(folder)]))
+    p_NL = softmax(classifier.logits(PIXELS_NYXC.transpose(0, 3, 1, 2)))
+    truth_N, guess_N = [row % 3 for row in range(N)], p_NL.argmax(1).tolist()
+    right = sum(truth == guess for truth, guess in zip(truth_N, guess_N, strict=True))
+    f1 = [
+        2 * sum(truth == guess == label for truth, guess in zip(truth_N, guess_N, strict=True))
+        / (truth_N.count(label) + guess_N.count(label))
+        for label in range(3)
+    ]  # fmt: skip
+    lost = [-math.log(p_L[label]) for label, p_L in zip(truth_N, p_NL, strict=True)]
+    assert found.scores["all"].values == pytest.approx(
+        {"accuracy": 100 * right / N, "macro_f1": 100 * sum(f1) / 3, "loss": sum(lost) / N}
     )
-    assert found.accuracy == pytest.approx(100 * 5 / 8)
-    assert [name for name, *_ in found.by_class()] == ["a", "b", "c", "never"]
-    counts, precision, recall, f1 = zip(*(row[1:] for row in found.by_class()), strict=True)
-    assert counts == (4, 2, 2, 0)
-    assert precision == pytest.approx((75, 50, 0, 0))
-    assert recall == pytest.approx((75, 100, 0, 0))
-    assert f1 == pytest.approx((75, 200 / 3, 0, 0))
-    assert found.values == pytest.approx({"accuracy": 62.5, "f1": (75 + 200 / 3) / 3, "loss": 0.5})
-
-
-def test_evaluation_counts_what_is_taken_for_what(classifier: Classifier, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(classify_images, "_BATCH", 5)  # more than one batch, the last one smaller
-    images, reports = read_sets(classifier, classifier.config.data.train)
-    assert [report.kept for report in reports] == [N]
-    found = evaluate(classifier, images)
-    p_NL = classifier.probabilities(images.pixels_NCYX)
-    wanted = np.zeros((3, 3), dtype=int)
-    for label, p_L in zip(images.labels_N, p_NL, strict=True):
-        wanted[label, int(p_L.argmax())] += 1
-    assert np.array_equal(found.confusion_LL, wanted)
-    assert found.loss == pytest.approx(
-        -np.mean([math.log(p_L[label]) for label, p_L in zip(images.labels_N, p_NL, strict=True)]), abs=1e-5
+    assert (found.counts, found.unit, [report.kept for report in found.reports]) == (
+        {"all": N},
+        "pictures",
+        [N],
     )
+    pairs = [(CLASSES[truth], CLASSES[guess]) for truth, guess in zip(truth_N, guess_N, strict=True)]
+    assert found.tables["confusion"][1:] == [
+        [row, *(str(pairs.count((row, column))) for column in CLASSES)] for row in CLASSES
+    ]
+    assert [row[:2] for row in found.tables["by label"][1:]] == [[name, "8"] for name in CLASSES]
+    # in the order of the data: folder by folder
+    assert found.outputs == [CLASSES[guess_N[row]] for label in range(3) for row in range(label, N, 3)]
 
 
-def test_what_was_held_out_is_found_again(classifier: Classifier, folder: Path):
-    again = task(folder, data={"train": [{"source": str(folder)}], "hold_out": 6})
-    assert again.valid is not None
-    images, _ = read_valid(classifier)
-    assert images.places == again.valid.places
-    assert images.digest() == again.valid.digest()
-    without = replace(classifier.config, data=replace(classifier.config.data, hold_out=0))
-    with pytest.raises(QkvError, match="without validation data: name some with --data"):
-        read_valid(Classifier(classifier.model, without))
+def test_what_was_held_out_is_found_again(classifier: PictureClassifier, folder: Path):
+    made = task(folder, data={"train": [{"source": str(folder)}], "hold_out": 6})
+    assert made.valid is not None
+    made.model.load_state_dict(classifier.model.state_dict())
+    validated, found = made.validate(), KIND.evaluate(classifier, made.config, Asked())
+    assert validated is not None
+    assert found.counts == {"all": 6}
+    assert found.scores["all"].values == pytest.approx(validated.values)
+    assert len(found.outputs) == 6
 
 
-def test_files_arrays_and_single_ones_are_classified_alike(classifier: Classifier, folder: Path):
+@pytest.mark.parametrize("kind", ["vit", "convnet"])
+def test_a_model_for_other_classes_is_a_start(folder: Path, tmp_path: Path, kind: str):
+    model = MODEL if kind == "vit" else {"kind": "convnet", "width": 4, "blocks": [1, 1]}
+    start = write_model(task(folder, model=model), tmp_path / "model", Progress(), Cost(1.0, 2, 3))
+    for name in ("dog", "owl"):
+        (tmp_path / "new" / name).mkdir(parents=True)
+        Image.fromarray(PIXELS_NYXC[0]).save(tmp_path / "new" / name / "0.png")
+    tree = {
+        "task": "classify_images",
+        "data": {"train": [{"source": str(tmp_path / "new")}]},
+        "train": {"start": str(start)},
+    }
+    before, config = bundle.read(start), resolved(tree)
+    made = ClassifyingImages(config, before)
+    assert made.config.data.classes == ("dog", "owl")
+    assert made.config.images.mean == pytest.approx(before.recipe["images"]["mean"])
+    weights = made.model.state_dict()
+    assert torch.equal(weights["output.weight"][0], before.tensors["output.weight"][1])
+    same = [name for name in weights if not name.startswith("output.")]
+    assert all(torch.equal(weights[name], before.tensors[name]) for name in same)
+    assert "1 resized" in made.notices[-1] or "2 resized: output.weight, output.bias" in made.notices[-1]
+    with pytest.raises(QkvError, match=r"images.channels is 1, but .* was made with 3, and keeps it"):
+        resolved(tree | {"images": {"channels": 1}})
+
+
+def test_files_arrays_and_single_ones_are_classified_alike(classifier: PictureClassifier, folder: Path):
     paths = [folder / CLASSES[row % 3] / f"{row:02}.png" for row in range(7)]
     of_files, of_arrays = classifier.classify(paths, top=2), classifier.classify(list(PIXELS_NYXC[:7]), top=2)
     assert of_files == of_arrays == classifier.classify(PIXELS_NYXC[:7], top=2)
     assert [len(best) for best in of_files] == [2] * 7
-    assert (
-        classifier.classify(str(paths[3]), top=2)
-        == classifier.classify(PIXELS_NYXC[3], top=2)
-        == of_files[3:4]
-    )
+    for one in (str(paths[3]), PIXELS_NYXC[3]):
+        (alone,) = classifier.classify(one, top=2)
+        assert [label for label, _ in alone] == [label for label, _ in of_files[3]]
+        assert [p for _, p in alone] == pytest.approx([p for _, p in of_files[3]], abs=1e-6)
+    assert classifier.classify(paths) == [best[:1] for best in of_files]
     (everything,) = classifier.classify(paths[0], top=99)
     assert {label for label, _ in everything} == set(CLASSES)
     assert sum(p for _, p in everything) == pytest.approx(1, abs=1e-5)
     assert [p for _, p in everything] == sorted((p for _, p in everything), reverse=True)
-    p_L = classifier.probabilities(PIXELS_NYXC[:1].transpose(0, 3, 1, 2))[0]
-    assert everything[0] == (CLASSES[int(p_L.argmax())], pytest.approx(p_L.max().item(), abs=1e-5))
+    (p_L,) = softmax(classifier.logits(PIXELS_NYXC[:1].transpose(0, 3, 1, 2)))
+    assert everything[0] == (CLASSES[int(p_L.argmax())], pytest.approx(p_L.max(), abs=1e-5))
 
 
-def test_other_sizes_and_grey_ones_are_brought_to_what_it_reads(classifier: Classifier):
+def test_other_sizes_and_grey_ones_are_brought_to_what_it_reads(classifier: PictureClassifier):
     large = np.repeat(np.repeat(PIXELS_NYXC[0], 3, 0), 3, 1)
     assert classifier.read(large).shape == (3, 4, 6)
     assert len(classifier.classify(np.zeros((9, 5), np.uint8))) == 1
 
 
-def test_what_cannot_be_used_is_named_and_the_others_are_classified(classifier: Classifier, folder: Path):
+def test_what_cannot_be_used_is_named_and_the_others_are_classified(
+    classifier: PictureClassifier, folder: Path
+):
     bad = folder / "bad.png"
     bad.write_bytes((folder / "cat" / "00.png").read_bytes()[:60])
     images = [folder / "cat" / "00.png", bad, np.zeros((4, 6)), PIXELS_NYXC[0]]
     answers = list(classifier.stream(images, top=1))
-    assert [answer.name for answer in answers] == [str(images[0]), str(bad), "picture 3", "picture 4"]
+    assert [answer.source for answer in answers] == [str(images[0]), str(bad), "picture 3", "picture 4"]
     assert [answer.fault is None for answer in answers] == [True, False, False, True]
     assert "bad.png is damaged" in (answers[1].fault or "")
     assert "picture 3 is an array of float64" in (answers[2].fault or "")
