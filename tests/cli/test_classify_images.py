@@ -58,7 +58,8 @@ def pictures(tmp_path: Path) -> Path:
     for number in range(2):
         Image.fromarray(np.full((8, 8), 100 * number, np.uint8)).save(root / f"{number}.png")
     (root / "a.txt").write_text("none")
-    (root / "b.png").write_bytes((root / "0.png").read_bytes()[:-20])
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)).save(root / "b.png")
+    (root / "b.png").write_bytes((root / "b.png").read_bytes()[:70])
     return root
 
 
@@ -160,7 +161,7 @@ def test_folders_and_pairs_of_files_are_evaluated_and_other_options_refused(qkv,
     for options, said in [
         (["--data", tmp_path / "set", "--strict"], "b.png is no picture"),
         (["--beam", "3"], "--beam is about a search, which a model for classify_images has none of: leave it out"),
-        (["--data", tmp_path / "none"], "none is read as idx and has no labels"),
+        (["--data", tmp_path / "none"], "none is no folder: name one"),
         ([*two, "--data", "c"], "3 files of data are given; a folder or file is wanted, or two"),
         (["--data", tmp_path / "set", "--tag", "de"], "tag is not a key of ImageSet"),
     ]:  # fmt: skip

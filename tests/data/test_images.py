@@ -164,20 +164,27 @@ def test_the_digest_sees_every_pixel_and_every_class():
     assert len({images.digest(), *(one.digest() for one in changed)}) == 4
 
 
-WRONG: list[tuple[str, Callable[[Path], dict[str, object]], str]] = [
-    ("no labels", lambda path: {"source": "a.idx"}, "a.idx is read as idx and has no labels: name the file"),
-    ("labels of a folder", lambda path: {"source": str(path), "labels": "b"}, "read as folder, which has its own classes"),
-    ("keys of a folder", lambda path: {"source": str(path), "keys": ("a", "b")}, "keys are for npz"),
-    ("nothing", lambda path: {"source": ()}, "source is empty"),
+WRONG: list[tuple[str, dict[str, object], str]] = [
+    ("no labels", {"source": "a", "format": "idx"}, "a is read as idx and has no labels: name the file"),
+    ("labels of a folder", {"source": "a", "labels": "b", "format": "folder"}, "as folder, which has its own classes"),
+    ("labels of the digits", {"source": "digits", "labels": "b"}, "as digits, which has its own classes"),
+    ("keys of a folder", {"source": "a", "keys": ("a", "b")}, "keys are for npz, and a is read as folder"),
+    ("nothing", {"source": ()}, "source is empty"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("values", "said"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
-def test_a_set_that_cannot_be_is_refused(
-    tmp_path: Path, values: Callable[[Path], dict[str, object]], said: str
-):
+def test_a_set_that_cannot_be_is_refused(values: dict[str, object], said: str):
     with pytest.raises(QkvError, match=said):
-        ImageSet(**values(tmp_path))
+        ImageSet(**values)
+
+
+def test_names_alone_decide_the_format_wherever_the_recipe_is_read():
+    assert ImageSet(source="pets").kind == "folder"
+    assert ImageSet(source="pets.NPZ").kind == "npz"
+    assert ImageSet(source="a.png", labels="b").kind == "rows"
+    assert ImageSet(source=("a", "b"), labels="c").kind == "idx"
+    assert ImageSet(source="digits").kind == ImageSet(source="digits-test").kind == "digits"
 
 
 def broken(path: Path) -> list[tuple[ImageSet, str]]:

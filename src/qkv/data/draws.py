@@ -20,14 +20,19 @@ def uniform(bits: np.random.PCG64, count: int) -> np.ndarray:
     return (bits.random_raw(count) >> np.uint64(11)) * 2.0**-53
 
 
+def hashes(pixels_N: np.ndarray) -> np.ndarray:
+    """64 bits of a hash of each picture's pixels."""
+    found = (blake2b(pixels.tobytes(), digest_size=8).digest() for pixels in pixels_N)
+    return np.array([int.from_bytes(digest, "big") for digest in found], dtype=np.uint64)
+
+
 def held_out(pixels_N: np.ndarray, labels_N: np.ndarray, count: int) -> np.ndarray:
     """Which `count` of the pictures are held out: of each class its share, those that a hash of their pixels puts first."""
     if not 0 <= count < len(labels_N):
         raise QkvError(
             f"{count:,} of {len(labels_N):,} pictures are to be held out: some must be left to learn from, so take fewer"
         )
-    digests = (blake2b(pixels.tobytes(), digest_size=8).digest() for pixels in pixels_N)
-    order_N = np.array([int.from_bytes(digest, "big") for digest in digests], dtype=np.uint64)
+    order_N = hashes(pixels_N)
     held_N = np.zeros(len(labels_N), dtype=bool)
     shares = {
         label: count * int((labels_N == label).sum()) / len(labels_N)

@@ -30,8 +30,8 @@ class ImageSet:
     labels: str | None = None
     """idx and rows: the file with the classes, idx or a JSON list."""
     format: Literal["auto", "folder", "npz", "idx", "rows"] = "auto"
-    """How `source` is written; auto looks: a directory is a folder, .npz is npz, .png is rows (each row of pixels one
-    square picture), anything else idx."""
+    """How `source` is written; auto goes by names: .npz is npz, with labels .png is rows (each row of pixels one square
+    picture) and anything else idx, without labels it is a folder."""
     keys: tuple[str, str] = _KEYS
     """npz: the names of the arrays with pictures (N, height, width) or (N, height, width, channels), and classes."""
 
@@ -57,12 +57,14 @@ class ImageSet:
         """The format, once auto is decided."""
         if self.format != "auto":
             return self.format
-        first = self.sources[0]
         if self.sources in ((DIGITS,), (DIGITS_TEST,)):
             return DIGITS
-        if Path(first).is_dir():
+        ending = Path(self.sources[0]).suffix.lower()
+        if ending == ".npz":
+            return "npz"
+        if self.labels is None:
             return "folder"
-        return {".npz": "npz", ".png": "rows"}.get(Path(first).suffix.lower(), "idx")
+        return "rows" if ending == ".png" else "idx"
 
     @property
     def name(self) -> str:
@@ -103,7 +105,9 @@ def labelled(one: ImageSet, report: Report, rules: ImageRules) -> Iterator[Label
 def _folder(one: ImageSet, report: Report, rules: ImageRules) -> Iterator[Labelled]:
     for root in one.sources:
         if not Path(root).is_dir():
-            raise QkvError(f"{root} is no folder: name one that holds a folder for each class")
+            raise QkvError(
+                f"{root} is no folder: name one that holds a folder for each class, or with an idx file its labels"
+            )
         folders = sorted(
             path for path in Path(root).iterdir() if path.is_dir() and not path.name.startswith(".")
         )

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from pydantic import Field, NonNegativeInt
 from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.config import config
+from qkv.data import draws
 from qkv.data.augment import AugmentConfig
 from qkv.data.image_batches import ImageBatch, ImageBatches, ImageBatchesConfig, Scale, measured
 from qkv.data.image_sets import ImageRules, ImageSet
@@ -220,8 +222,7 @@ def _seen(images: Images, valid: Images | None) -> list[str]:
     """Whether what is validated on is learnt, too."""
     if valid is None:
         return []
-    learnt = {pixels.tobytes() for pixels in images.pixels_NCYX}
-    both = sum(pixels.tobytes() in learnt for pixels in valid.pixels_NCYX)
+    both = int(np.isin(draws.hashes(valid.pixels_NCYX), draws.hashes(images.pixels_NCYX)).sum())
     return [f"{both:,} of the pictures to validate on are learnt from, too, pixel by pixel"] if both else []
 
 
