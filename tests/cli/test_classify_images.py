@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 import qkv as public
+from qkv.cli.evaluate import as_text, as_tree
+from qkv.tasks.task import Evaluation, Scores
 
 RECIPE = """\
 task = "classify_images"
@@ -134,6 +136,16 @@ def test_evaluation_has_scores_classes_and_confusions(qkv, run: Path, tmp_path: 
     assert [[int(cell) for cell in row[1:]] for row in tree["tables"]["confusion"][1:]] == counts.tolist()
     assert tree["scores"]["all"]["accuracy"] == pytest.approx(float(accuracy), abs=0.006)
     assert tree["scores"]["all"]["pictures"] == 359
+
+
+def test_a_table_that_fits_no_screen_is_left_to_programs():
+    narrow, wide = ([["", *map(str, range(columns))]] for columns in (10, 100))
+    found = Evaluation(
+        {"all": 1}, {"all": Scores({"loss": 1.0}, "loss")}, "pictures", tables={"a": narrow, "b": wide}
+    )
+    assert as_text(found).endswith("\nb\n101 columns are too many to be read here: add --json")
+    assert "9\n" in as_text(found)
+    assert as_tree(found)["tables"]["b"] == wide
 
 
 def test_by_default_what_was_validated_on_is_evaluated(qkv, run: Path):
