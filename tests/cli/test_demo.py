@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qkv.cli.demo import LONG, SHOWN, _mistakes
+from qkv.cli.demo_numbers import LONG, SHOWN, _mistakes
 from qkv.data.numbers import LANGUAGES, is_held_out, split, write
 
 QUICK = [

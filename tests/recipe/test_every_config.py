@@ -35,6 +35,8 @@ CONFIGS = list(configs())
 
 # What a Config that cannot be without values is given: by its field's name, the smallest that makes sense.
 NEEDED: dict[str, Any] = {"width": 8, "heads": 2, "hidden": 11, "source": "numbers"}
+# Where a field of that name means something else.
+OTHERWISE: dict[str, dict[str, Any]] = {"ImageSet": {"source": "digits"}}
 
 
 def smallest(cls: Any) -> Any:
@@ -45,7 +47,7 @@ def smallest(cls: Any) -> Any:
             continue
         (kind, *_) = alternatives(field.annotation)
         if name in NEEDED:
-            values[name] = NEEDED[name]
+            values[name] = {**NEEDED, **OTHERWISE.get(cls.__name__, {})}[name]
         elif dataclasses.is_dataclass(kind):
             values[name] = smallest(kind)
         else:  # a tuple, of Configs or of texts

@@ -50,6 +50,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "batches": {"budget": 100, "longest": 20},
         "model": {"width": 12, "hidden": 20, "heads": 3, "layers": 1},
     },
+    "classify_images": {
+        "data": {"train": [{"source": "digits-test"}], "hold_out": 40},
+        "augment": {"shift": 1, "changes": 1, "mixup": 0.2},
+        "batches": {"size": 80},
+        "model": {"patch": 4, "width": 12, "hidden": 20, "heads": 3, "layers": 1},
+    },
 }  # fmt: skip
 
 

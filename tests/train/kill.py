@@ -19,16 +19,23 @@ import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch._dynamo  # noqa: F401 - the optimiser imports it: 2 s that no child need spend
 
+from qkv.data.augment import AugmentConfig
 from qkv.data.batches import BatchesConfig
+from qkv.data.image_batches import ImageBatchesConfig
+from qkv.data.image_sets import ImageSet
 from qkv.data.text import Corpus
 from qkv.data.tokens import TokensConfig
 from qkv.decode.config import SearchConfig
 from qkv.models.luong import LuongConfig
 from qkv.models.transformer import TransformerConfig
+from qkv.models.vit import ViTConfig
 from qkv.recipe.training import AverageConfig, OptimConfig, ScheduleConfig, TrainConfig
+from qkv.tasks import classify_images
 from qkv.tasks.translate import DataConfig, MetricsConfig, TranslateConfig
 from qkv.train.progress import Display
 from qkv.train.run import Run
@@ -51,7 +58,15 @@ def changed(**values: object) -> TranslateConfig:
     return replace(COMMON, train=replace(COMMON.train, **values))
 
 
+PICTURES = "pictures.npz"  # in the directory where all happens
 SCENARIOS = {
+    "pictures, changed and mixed": classify_images.ClassifyImagesConfig(
+        data=classify_images.DataConfig(train=(ImageSet(source=PICTURES),), hold_out=6),
+        augment=AugmentConfig(shift=1, flip=True, changes=2, mixup=0.3),
+        batches=ImageBatchesConfig(size=5),
+        model=ViTConfig(patch=2, width=12, hidden=20, heads=3, layers=2, dropout=0.1, depth_drop=0.2),
+        train=replace(COMMON.train, epochs=4, average=AverageConfig(kind="ema", decay=0.9)),
+    ),
     "ema, bf16": changed(average=AverageConfig(kind="ema", decay=0.9)),
     "muon, last, accumulated": changed(
         optimizer=OptimConfig(kind="muon"),
@@ -80,7 +95,7 @@ OPERATIONS = {
 }
 
 
-def sitting(config: TranslateConfig, out: Path, at: int) -> tuple[int, int]:
+def sitting(config: Any, out: Path, at: int) -> tuple[int, int]:
     """A child that trains; the pipe gets a byte at operation `at`, and their number at the end."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -106,7 +121,7 @@ def sitting(config: TranslateConfig, out: Path, at: int) -> tuple[int, int]:
         os._exit(1)
 
 
-def to_the_end(config: TranslateConfig, out: Path) -> tuple[int, float]:
+def to_the_end(config: Any, out: Path) -> tuple[int, float]:
     """Train without interruption: how many operations, how many seconds."""
     start = time.perf_counter()
     child, pipe = sitting(config, out, 0)
@@ -116,7 +131,7 @@ def to_the_end(config: TranslateConfig, out: Path) -> tuple[int, float]:
     return operations, time.perf_counter() - start
 
 
-def killed(config: TranslateConfig, out: Path, at: int, seconds: float) -> bool:
+def killed(config: Any, out: Path, at: int, seconds: float) -> bool:
     """Train until a number of operations and seconds have passed; False if the run ended before."""
     child, pipe = sitting(config, out, at)
     if at:
@@ -132,6 +147,11 @@ def killed(config: TranslateConfig, out: Path, at: int, seconds: float) -> bool:
 
 def main(directory: Path, name: str, seed: int, kills: int) -> None:
     config, chance = SCENARIOS[name], random.Random(seed)
+    os.chdir(directory)
+    draw = np.random.default_rng(seed)
+    np.savez(
+        PICTURES, images=draw.integers(0, 256, (61, 8, 6, 3), dtype=np.uint8), labels=draw.integers(0, 3, 61)
+    )
     operations, seconds = to_the_end(config, directory / "whole")
     moments: list[str] = []
     runs = 0

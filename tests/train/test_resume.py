@@ -13,9 +13,15 @@ from qkv.store import checkpoint
 from qkv.store.bundle import read
 from qkv.store.manifest import verify
 
-KILLS = 5  # of each of the four scenarios
+KILLS = 5  # of each scenario
 DRIVER = Path(__file__).with_name("kill.py")
-SCENARIOS = ["ema, bf16", "muon, last, accumulated", "luong, early stop", "by steps, every checkpoint"]
+SCENARIOS = [
+    "ema, bf16",
+    "muon, last, accumulated",
+    "luong, early stop",
+    "by steps, every checkpoint",
+    "pictures, changed and mixed",
+]
 
 
 def log(run: Path) -> list[dict[str, Any]]:

@@ -222,3 +222,20 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_harms_nothing(
     task = small(config)
     loop(task, tmp_path / "full", resume=True).run()
     assert same_bits(task.model.state_dict(), whole)
+
+
+def test_a_folder_is_its_files_and_their_names(tmp_path: Path):
+    (tmp_path / "pets" / "cat").mkdir(parents=True)
+    (tmp_path / "pets" / "cat" / "a.png").write_bytes(b"12345")
+    (tmp_path / "pets" / "b.png").write_bytes(b"67")
+
+    def facts() -> dict[str, object]:
+        return fingerprints([str(tmp_path / "pets")])[str(tmp_path / "pets")]
+
+    first = facts()
+    assert first["bytes"] == 7
+    assert facts() == first
+    (tmp_path / "pets" / "b.png").write_bytes(b"68")
+    second = facts()
+    (tmp_path / "pets" / "b.png").rename(tmp_path / "pets" / "cat" / "b.png")
+    assert len({str(found["sha256"]) for found in (first, second, facts())}) == 3

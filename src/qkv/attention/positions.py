@@ -1,6 +1,7 @@
 """Positions: where a token stands, added to its embedding, turned into query and key, or added to scores.
 
-Axes: B batch, T query length, S key length, D width, H heads, K key width per head, N distances.
+Axes: B batch, T query length, S key length, D width, H heads, K key width per head, N distances,
+R rows and C columns of a picture.
 """
 
 import math
@@ -118,13 +119,9 @@ class Grid(Position):
             raise QkvError(
                 f"a grid of {rows} x {columns} has no cells; 1 or more rows and columns are wanted"
             )
-        now_rows, now_columns, width = self.table.shape
-        shrinks = rows < now_rows or columns < now_columns
-        image = self.table.detach().to(_exact(self.table.dtype)).permute(2, 0, 1)[None]
-        image = F.interpolate(image, (rows, columns), mode="bicubic", align_corners=False, antialias=shrinks)
-        grid = Grid(rows, columns, width).to(self.table)
+        grid = Grid(rows, columns, self.table.shape[-1]).to(self.table)
         with torch.no_grad():
-            grid.table.copy_(image[0].permute(1, 2, 0))
+            grid.table.copy_(interpolated(self.table, rows, columns))
         return grid
 
     @classmethod
@@ -256,6 +253,16 @@ POSITIONS: dict[str, type[Position]] = {
     "alibi": ALiBi,
     "relative": Relative,
 }
+
+
+def interpolated(table_RCD: Tensor, rows: int, columns: int) -> Tensor:
+    """A vector for each cell of a grid of R rows and C columns -> for those of another; in fp32 at least."""
+    shrinks = rows < table_RCD.shape[0] or columns < table_RCD.shape[1]
+    image_1DRC = table_RCD.to(_exact(table_RCD.dtype)).permute(2, 0, 1)[None]
+    image_1DRC = F.interpolate(
+        image_1DRC, (rows, columns), mode="bicubic", align_corners=False, antialias=shrinks
+    )
+    return image_1DRC[0].permute(1, 2, 0)
 
 
 def _angles(T: int, D: int, offset: int, *, theta: float, like: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ def classify(
         list[str] | None,
         typer.Argument(
             metavar="[FILE]...",
-            help="Lines of text, also gzip, - is stdin; of a model for images: the images.",
+            help="Lines of text, also gzip, - is stdin; of a model for images: the images, or folders of them.",
         ),
     ] = None,
     top: Annotated[
@@ -48,7 +48,8 @@ def classify(
     """Classify, one line out for each line (or image) in, in order; blank ones stay blank.
 
     Each line has label and probability, and again label and probability for further labels, separated by tabs; of images
-    the path stands before them. --json gives one object a line with all of it.
+    the path stands before them. What cannot be used is named, counted and has no label. --json gives one object a line with
+    all of it.
     """
     bundle, classifier = read_predictor(run)
     if not hasattr(classifier, "classify"):
@@ -56,12 +57,19 @@ def classify(
     inputs = inputs_of(classifier, files or [], encoding, replace_invalid)
     named = classifier.reads == "files"
     answered = {"window": 1} if is_typed(classifier, files or []) else {}  # each line at once
-    with results(out, files or []) as stream:
-        for number, answer in enumerate(classifier.stream(inputs, top, **answered), 1):
+    seen = faulty = 0
+    with results(out, list(inputs) if named else files or []) as stream:
+        for seen, answer in enumerate(classifier.stream(inputs, top, **answered), 1):
             if answer.fault:
+                faulty += 1
                 say(answer.fault)
-            stream.write((as_object(number, answer) if as_json else as_text(answer, named)) + "\n")
+            stream.write((as_object(seen, answer) if as_json else as_text(answer, named)) + "\n")
             stream.flush()
+    if faulty:
+        told = f"{faulty:,} of {seen:,} files cannot be used"
+        if faulty == seen:
+            raise QkvError(f"{told}: see what was said of each")
+        say(told)
 
 
 def as_text(answer: "Answer", named: bool) -> str:

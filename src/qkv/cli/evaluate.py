@@ -1,5 +1,6 @@
 """`qkv evaluate`: the scores of a finished model on held-out data, whatever its task."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
     from qkv.store.bundle import Bundle
     from qkv.tasks.task import Evaluation
 
+_WIDEST = 30  # columns of a table on a screen
+
 # Which data, and how they are read.
 Data = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="A file or folder as in recipes; for translation also twice: sources and targets. By default the recipe's "
-        "validation data.",
+        help="A file or folder as in recipes; also twice: sources and targets, or pictures and classes. By default the "
+        "recipe's validation data.",
     ),
 ]
 Tag = Annotated[
@@ -152,5 +155,13 @@ def as_text(found: "Evaluation") -> str:
         cells = (f"{values[key]:.2f}" if key in values else "" for key in names)
         rows.append([name, f"{found.counts[name]:,}", *cells])
     signatures = [f"{name}: {value}" for name, value in found.scores["all"].signatures.items()]
-    tables = [f"\n{name}\n{table(rows)}" for name, rows in found.tables.items()]
+    tables = [f"\n{name}\n{_shown(rows)}" for name, rows in found.tables.items()]
     return "\n".join([table(rows), *signatures, *tables])
+
+
+def _shown(rows: Sequence[Sequence[str]]) -> str:
+    """A table, unless it is too wide for any screen."""
+    columns = len(rows[0])
+    return (
+        table(rows) if columns <= _WIDEST else f"{columns} columns are too many to be read here: add --json"
+    )

@@ -177,8 +177,8 @@ def inputs_of(
 
     if predictor.reads == "files":
         if not files:
-            raise QkvError("the model reads files such as images: name at least one")
-        return files
+            raise QkvError("the model reads files such as images: name at least one, or a folder of them")
+        return files_of(files)
     if len(files) > 1:
         raise QkvError(
             f"{len(files)} files are given, and the model reads the lines of one: join them, e.g. cat A B | qkv …"
@@ -188,6 +188,20 @@ def inputs_of(
         say("type a line and Enter; Ctrl-D ends")
     expect_encoding(encoding or UTF8)
     return read_lines(file, invalid="replace" if replace_invalid else "error", encoding=encoding or UTF8)
+
+
+def files_of(names: Sequence[str]) -> list[str]:
+    """The files, and in the place of a folder all that it holds, in the order of their names."""
+    found: list[str] = []
+    for name in names:
+        if not Path(name).is_dir():
+            found.append(name)
+            continue
+        held = sorted(path for path in Path(name).rglob("*") if path.is_file() and path.name[0] != ".")
+        if not held:
+            raise QkvError(f"{name} is a folder without files: name one that holds some")
+        found += map(str, held)
+    return found
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

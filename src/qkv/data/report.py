@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 CLEANED = ("byte order mark", "Windows line ending")  # removed, the pair stays
-# The whole pair, or text, is left out.
+# The whole pair, text or picture is left out.
 SKIPPED = (
     "invalid UTF-8",
     "undecodable",
@@ -13,6 +13,9 @@ SKIPPED = (
     "empty",
     "no label",
     "duplicate",
+    "no picture",
+    "damaged",
+    "too many pixels",
 )
 
 
@@ -27,7 +30,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """The lines read of each file, the pairs kept, and what was cleaned or skipped on the way; or the texts."""
+    """The lines read of each file, the pairs kept, and what was cleaned or skipped; or the texts, or the pictures."""
 
     name: str
     what: str = "pairs"

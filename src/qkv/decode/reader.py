@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from qkv.blocks.pool import TEXT_POOLS
 from qkv.data.sequences import Sequences, encode_texts, in_order
 from qkv.data.tokens import Tokens
-from qkv.decode.answer import Answer, Guess
+from qkv.decode.answer import Answer, Guess, expect_top, guesses
 from qkv.errors import QkvError
 from qkv.models.interface import TextClassifier, TextReader
 
@@ -93,34 +93,17 @@ class Classifier(Reader):
         self, lines: Iterable[str], top: int | None = None, *, window: int = WINDOW
     ) -> Iterator[Answer]:
         """Each text judged, in order, in bounded memory; `window` texts are read ahead."""
-        if top is not None and top < 1:
-            raise QkvError(f"top is {top}; how many labels to give is wanted, 1 or more")
+        expect_top(top)
         rest = iter(lines)
         while chunk := list(islice(rest, window)):
             logits_NC = self.logits([text for text in chunk if text.strip()])
-            found = iter(guesses(logits_NC, self.labels, self.multiple, top))
+            found = guesses(logits_NC, self.labels, self.multiple, top)
             for text in chunk:
                 yield Answer(text, next(found) if text.strip() else [])
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
         """The model's scores of the labels, logits_NC."""
         return run(self.model, self.encode(texts), self.tokens)
-
-
-def guesses(
-    logits_NC: np.ndarray, labels: Sequence[str], multiple: bool, top: int | None
-) -> Iterator[list[Guess]]:
-    """Labels with probabilities: softmax where one of them is right, a sigmoid for each where several may be."""
-    logits = torch.from_numpy(logits_NC).double()
-    likely_NC = (logits.sigmoid() if multiple else logits.softmax(-1)).tolist()
-    for likely_C in likely_NC:
-        order = sorted(range(len(labels)), key=lambda label: -likely_C[label])
-        if top is None and multiple:
-            order = [label for label in order if likely_C[label] > 0.5]
-        yield [
-            Guess(labels[label], likely_C[label])
-            for label in order[: 1 if top is None and not multiple else top]
-        ]
 
 
 @torch.inference_mode()

@@ -1,7 +1,8 @@
-"""What decoding needs of a model, and all that it may know of one.
+"""What decoding and classifying need of a model, and all that they may know of one.
 
-Axes: B sentences or texts, R rows (B · width: each sentence has `width` rows side by side), S source length, T tokens,
-D width of the model, L vocabulary, C labels.
+Axes: B sentences, texts or pictures, R rows (B · width: each sentence has `width` rows side by side), S source length,
+T tokens, D width of the model, L vocabulary or classes of pictures, C labels of texts; of a picture C channels, Y and X height
+and width.
 
 A search runs `encode` once for a batch of sentences, then `step` again and again. What belongs to a sentence
 (the encoder's keys and values) is held once, however many rows search for its translation.
@@ -93,6 +94,20 @@ class TextClassifier(TextReader):
     @abstractmethod
     def forward(self, token_BT: Tensor, keep_BT: Tensor, segment_BT: Tensor | None = None) -> Tensor:
         """Scores before softmax or sigmoid, logits_BC."""
+
+
+class ImageClassifier(nn.Module, ABC):
+    """A model that reads pictures of `size`, (height, width), and sorts them into classes."""
+
+    size: tuple[int, int]
+
+    @abstractmethod
+    def encode(self, image_BCYX: Tensor) -> Tensor:
+        """What it makes of each place of a picture, x_BTD; `pool` makes one vector of them."""
+
+    @abstractmethod
+    def forward(self, image_BCYX: Tensor) -> Tensor:
+        """Scores of each class before softmax, logits_BL."""
 
 
 @lru_cache(maxsize=1024)

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from qkv.config import config
 from qkv.data.labelled import Example, LabelledCorpus
@@ -29,7 +28,6 @@ from qkv.recipe.config import from_tree
 from qkv.recipe.training import TrainConfig
 from qkv.store.bundle import TOKENIZERS, Bundle, Savable
 from qkv.store.transfer import transfer
-from qkv.tasks.shared import labels as scoring
 from qkv.tasks.shared.labelled import (
     LabelledDataConfig,
     LabelledSet,
@@ -38,7 +36,15 @@ from qkv.tasks.shared.labelled import (
     read_data,
     truth_of,
 )
-from qkv.tasks.shared.labels import ClassWeights, LabelMetricsConfig, Labels
+from qkv.tasks.shared.labels import (
+    ClassWeights,
+    LabelMetricsConfig,
+    Labels,
+    evaluation,
+    loss_of,
+    output_rows,
+    scores,
+)
 from qkv.tasks.task import Asked, Epoch, Evaluation, Kind, Scores, Task
 
 ModelConfig = Annotated[BertClassifierConfig | TextCnnConfig, Field(discriminator="kind")]
@@ -111,7 +117,8 @@ class ClassifyText(Task[TextBatch]):
         self._model = build(config.model)
         found = [*map(str, self.reports), *self._about_data()]
         if start:
-            found.append(transfer(self._model, start, self._renamed(start)))
+            rows = output_rows(self.labels.names, start.recipe.get("labels", ()))
+            found.append(transfer(self._model, start, rows))
         if valid and config.metrics.baselines:
             found.append(self._baselines())
         self.notices = [notice for notice in found if notice]
@@ -142,7 +149,7 @@ class ClassifyText(Task[TextBatch]):
         if not valid.examples:
             return None
         logits_NC = run(self.model, valid.texts, self.tokens)
-        return scores(logits_NC, valid.truth_NC, self.labels, self.config.metrics)
+        return scores(logits_NC, valid.truth_NC, self.labels, self.config.metrics.best_by)
 
     def describe(self, batch: TextBatch, rows: Sequence[int] = ()) -> str:
         chosen = [batch.rows[row] for row in rows] or batch.rows
@@ -215,12 +222,6 @@ class ClassifyText(Task[TextBatch]):
         )
         return f"to beat on the validation data: {told}"
 
-    def _renamed(self, start: Bundle) -> dict[str, list[int | None]]:
-        """For each row of the output, the row of the model to start from that has the same label."""
-        before = list(start.recipe.get("labels", ()))
-        rows = [before.index(name) if name in before else None for name in self.labels.names]
-        return {"output.weight": rows, "output.bias": rows}
-
 
 @dataclass(frozen=True)
 class _Epoch:
@@ -241,56 +242,21 @@ def build(config: BertClassifierConfig | TextCnnConfig) -> TextClassifier:
     return TextCnn(config) if isinstance(config, TextCnnConfig) else BertClassifier(config)
 
 
-def loss_of(
-    logits_BC: Tensor,
-    truth_BC: Tensor,
-    labels: Labels,
-    weight_C: Tensor | None = None,
-    smoothing: float = 0.0,
-) -> Tensor:
-    """Nats, summed over texts: of the one right label, or of all labels."""
-    if labels.multiple:
-        lost_BC = F.binary_cross_entropy_with_logits(logits_BC, truth_BC.float(), reduction="none")
-        return (lost_BC if weight_C is None else lost_BC * weight_C).sum()
-    label_B = truth_BC.int().argmax(1)
-    return F.cross_entropy(logits_BC, label_B, weight_C, reduction="sum", label_smoothing=smoothing)
-
-
-def scores(
-    logits_NC: np.ndarray, truth_NC: np.ndarray, labels: Labels, metrics: LabelMetricsConfig
-) -> Scores:
-    """Loss in nats a text, accuracy and F1."""
-    loss = loss_of(torch.from_numpy(logits_NC).double(), torch.from_numpy(truth_NC), labels).item()
-    compared = scoring.compare(truth_NC, labels.chosen(logits_NC), labels.multiple)
-    return Scores(
-        {"loss": loss / len(truth_NC), **compared}, metrics.best_by, more_is_better=metrics.best_by != "loss"
-    )
-
-
 def evaluate(classifier: Classifier, config: ClassifyTextConfig, asked: Asked) -> Evaluation:
     """Classify some texts and compare with their labels; beside it what simple classifiers reach."""
     labels, reports = Labels(classifier.labels, classifier.multiple), []
     test = _asked_for(config.data, asked, reports)
-    truth_NC = truth_of(labels, test)
+    truth_NC, best_by = truth_of(labels, test), config.metrics.best_by
     logits_NC = classifier.logits([one.text for one in test])
-    chosen_NC = labels.chosen(logits_NC)
-    found = {"all": scores(logits_NC, truth_NC, labels, config.metrics)}
-    if config.metrics.baselines:
-        train, _, _ = read_data(replace(config.data, valid=()))
-        learnt = LabelledSet(train, classifier.encode([]), truth_of(labels, train))
-        for name, values in baselines(learnt, LabelledSet(test, learnt.texts, truth_NC), labels).items():
-            found[name] = Scores(values, config.metrics.best_by)
-    tables = {"by label": scoring.by_label(labels, truth_NC, chosen_NC)}
-    if not labels.multiple:
-        tables["confusion"] = scoring.confusion(labels, truth_NC, chosen_NC)
-    return Evaluation(
-        counts=dict.fromkeys(found, len(test)),
-        scores=found,
-        unit="texts",
-        outputs=[labels.text(chosen_C) for chosen_C in chosen_NC],
-        reports=reports,
-        tables=tables,
-    )
+    found = evaluation(logits_NC, truth_NC, labels, best_by=best_by, unit="texts", reports=reports)
+    if not config.metrics.baselines:
+        return found
+    train, _, _ = read_data(replace(config.data, valid=()))
+    learnt = LabelledSet(train, classifier.encode([]), truth_of(labels, train))
+    simple = baselines(learnt, LabelledSet(test, learnt.texts, truth_NC), labels)
+    beside = {name: Scores(values, best_by) for name, values in simple.items()}
+    counts = dict.fromkeys(["all", *beside], len(test))
+    return replace(found, counts=counts, scores={**found.scores, **beside})
 
 
 def _asked_for(data: LabelledDataConfig, asked: Asked, reports: list[Report]) -> list[Example]:

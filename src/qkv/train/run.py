@@ -172,13 +172,24 @@ def tensorboard() -> Any:
 
 
 def fingerprints(files: Sequence[str]) -> dict[str, Any]:
-    """Size and SHA-256 of each file."""
+    """Size and SHA-256 of each file; of a folder, of all the files in it and their names."""
     found: dict[str, Any] = {}
     for name in files:
         try:
-            with open(name, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[name] = {"bytes": Path(name).stat().st_size, "sha256": digest}
+            found[name] = _of_folder(Path(name)) if Path(name).is_dir() else _of_file(Path(name))
         except OSError as error:
             raise QkvError(f"{name} cannot be read: {error.strerror}: name an existing file") from None
     return found
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _of_folder(path: Path) -> dict[str, Any]:
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    facts = {file.relative_to(path).as_posix(): _of_file(file) for file in files}
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return {"bytes": sum(fact["bytes"] for fact in facts.values()), "sha256": digest}

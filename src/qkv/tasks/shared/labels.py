@@ -1,6 +1,6 @@
 """Labels: their names, what weighs how much, and how well guesses agree with them.
 
-Axes: N examples, C labels.
+Axes: B examples of a batch, N examples, C labels.
 """
 
 from collections.abc import Sequence
@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from qkv.config import config
+from qkv.data.report import Report
 from qkv.errors import QkvError, nearest
-from qkv.tasks.task import Scores
+from qkv.tasks.task import Evaluation, Scores
 
 ClassWeights = Literal["equal", "balanced"] | dict[str, float]
 
@@ -110,9 +114,60 @@ def compare(truth_NC: np.ndarray, chosen_NC: np.ndarray, multiple: bool = False)
     return values
 
 
-def scores(values: dict[str, float], metrics: LabelMetricsConfig) -> Scores:
-    """The same as the trainer compares them."""
-    return Scores(values, metrics.best_by, metrics.best_by != "loss")
+def loss_of(
+    logits_BC: Tensor,
+    truth_BC: Tensor,
+    labels: Labels,
+    weight_C: Tensor | None = None,
+    smoothing: float = 0.0,
+) -> Tensor:
+    """Nats, summed over examples: of the one right label, or of all labels."""
+    if labels.multiple:
+        lost_BC = F.binary_cross_entropy_with_logits(logits_BC, truth_BC.float(), reduction="none")
+        return (lost_BC if weight_C is None else lost_BC * weight_C).sum()
+    label_B = truth_BC.int().argmax(1)
+    return F.cross_entropy(logits_BC, label_B, weight_C, reduction="sum", label_smoothing=smoothing)
+
+
+def scores(logits_NC: np.ndarray, truth_NC: np.ndarray, labels: Labels, best_by: str) -> Scores:
+    """Loss in nats an example, accuracy and F1."""
+    loss = loss_of(torch.from_numpy(logits_NC).double(), torch.from_numpy(truth_NC), labels).item()
+    values = {
+        "loss": loss / len(truth_NC),
+        **compare(truth_NC, labels.chosen(logits_NC), labels.multiple),
+    }
+    return Scores(values, best_by, more_is_better=best_by != "loss")
+
+
+def evaluation(
+    logits_NC: np.ndarray,
+    truth_NC: np.ndarray,
+    labels: Labels,
+    *,
+    best_by: str,
+    unit: str,
+    reports: Sequence[Report],
+) -> Evaluation:
+    """Scores, each label by itself, and, where an example has one label, what is taken for what."""
+    chosen_NC = labels.chosen(logits_NC)
+    tables = {"by label": by_label(labels, truth_NC, chosen_NC)}
+    if not labels.multiple:
+        tables["confusion"] = confusion(labels, truth_NC, chosen_NC)
+    return Evaluation(
+        counts={"all": len(truth_NC)},
+        scores={"all": scores(logits_NC, truth_NC, labels, best_by)},
+        unit=unit,
+        outputs=[labels.text(chosen_C) for chosen_C in chosen_NC],
+        reports=reports,
+        tables=tables,
+    )
+
+
+def output_rows(names: Sequence[str], before: Sequence[str]) -> dict[str, list[int | None]]:
+    """For each row of a model's output, the row of the model to start from that has the same label."""
+    known = {name: row for row, name in enumerate(before)}
+    rows = [known.get(name) for name in names]
+    return {"output.weight": rows, "output.bias": rows}
 
 
 def by_label(labels: Labels, truth_NC: np.ndarray, chosen_NC: np.ndarray) -> list[list[str]]:
@@ -127,7 +182,9 @@ def by_label(labels: Labels, truth_NC: np.ndarray, chosen_NC: np.ndarray) -> lis
 
 def confusion(labels: Labels, truth_NC: np.ndarray, chosen_NC: np.ndarray) -> list[list[str]]:
     """A table: how often the label of a row was taken for that of a column."""
-    counts_CC = truth_NC.astype(np.int64).T @ chosen_NC
+    count = len(labels.names)
+    pairs_N = truth_NC.argmax(1) * count + chosen_NC.argmax(1)
+    counts_CC = np.bincount(pairs_N, minlength=count * count).reshape(count, count)
     rows = [["true ↓ guessed →", *labels.names]]
     return rows + [
         [name, *(f"{count:,}" for count in counts_C)]
