@@ -65,7 +65,13 @@ class _Live(NamedTuple):
 
     def pick(self, chosen_B: Tensor) -> "_Live":
         kept = Kept(*(field[chosen_B] for field in self.kept))
-        return _Live(*(field[chosen_B] for field in self[:-1]), kept)
+        return _Live(
+            self.sentence_B[chosen_B],
+            self.limit_B[chosen_B],
+            self.divisor_B[chosen_B],
+            self.total_BN[chosen_B],
+            kept,
+        )
 
 
 class _Search:
@@ -142,13 +148,13 @@ class _Search:
         """Keep the best of what has ended, and at a sentence's limit of what has not."""
         live, divisor = self.live, self.divisors[length]
         end_score_BW = step.end_BW / divisor
-        if self.coverage:
-            penalty_BW = self.coverage.penalty()
+        penalty_BW = None if self.coverage is None else self.coverage.penalty()
+        if penalty_BW is not None:
             end_score_BW = end_score_BW + penalty_BW
         kept = live.kept.with_ended(end_score_BW, step.end_gain_BW, count=length - 1)
         if length in self.limits:
             score_BN = step.total_BN / divisor
-            if self.coverage:
+            if penalty_BW is not None:
                 score_BN = score_BN + penalty_BW.gather(-1, step.parents_BN)
             cut_B1 = (live.limit_B == length).unsqueeze(-1)
             kept = kept.with_cut(score_BN.masked_fill(~cut_B1, -torch.inf), count=length)

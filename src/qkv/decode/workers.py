@@ -38,7 +38,7 @@ def in_workers(work: Callable[[Item], Output], items: Sequence[Item], workers: i
             while (place := _next(following)) < len(items):
                 try:
                     sender.send((place, work(items[place]), None))
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - raised again where the work was asked for
                     sender.send((place, None, error))
                     return
 
