@@ -14,7 +14,7 @@ from qkv.errors import QkvError
 from qkv.recipe.config import from_tree
 from qkv.store import bundle
 from qkv.tasks import task as tasks
-from qkv.tasks.classify_text import KIND, ClassifyText, ClassifyTextConfig, loss_of
+from qkv.tasks.classify_text import KIND, ClassifyText, ClassifyTextConfig, disagreement, loss_of
 from qkv.tasks.shared.labels import Labels
 from qkv.tasks.task import Asked, resolved, starting
 from qkv.train.progress import Display
@@ -149,6 +149,34 @@ def test_losses_by_hand():
     lost = torch.log1p(torch.exp(-sign * logits))
     several = Labels(("a", "b", "c"), multiple=True)
     assert loss_of(logits, truth, several, weight).item() == pytest.approx((lost * weight).sum().item())
+
+
+def test_disagreement_by_hand():
+    one, other = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    p, q = one.softmax(1), other.softmax(1)
+    wanted = ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
+    assert disagreement(one, other, Labels(("a", "b", "c"))).item() == pytest.approx(wanted.item())
+    p, q = one.sigmoid(), other.sigmoid()
+    wanted = sum((a * (a / b).log() + b * (b / a).log()).sum() for a, b in ((p, q), (1 - p, 1 - q))) / 2
+    assert disagreement(one, other, Labels(("a", "b", "c"), True)).item() == pytest.approx(float(wanted))
+
+
+def test_passes_that_agree_add_nothing_and_others_do():
+    still = ClassifyText(recipe(agreement=3.0, model={"attention_dropout": 0.0, "output_dropout": 0.0}))
+    batch = still.epoch(0)[0]
+    still.model.train()
+    loss = still.loss(batch).item()
+    still.model.eval()
+    assert loss == pytest.approx(still.loss(batch).item(), rel=1e-5)
+    task = ClassifyText(recipe(agreement=3.0, model={"dropout": 0.5}))
+    task.model.train()
+    torch.manual_seed(7)
+    one, other = (task.model(batch.token_BT, batch.keep_BT) for _ in range(2))
+    assert not torch.equal(one, other)
+    losses = [loss_of(logits, batch.truth_BC, task.labels) for logits in (one, other)]
+    wanted = sum(losses) / 2 + 3 * disagreement(one, other, task.labels)
+    torch.manual_seed(7)
+    assert task.loss(batch).item() == pytest.approx(float(wanted), rel=1e-5)
 
 
 def test_tokens_are_dropped_in_training_alone_and_never_the_ends():

@@ -69,6 +69,9 @@ class ClassifyTextConfig:
     """Label smoothing (Szegedy et al. 2016, section 7)."""
     token_dropout: Share = 0.0
     """Share of tokens that are unknown ones in training, each time others."""
+    agreement: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """How much two passes over each batch, with other dropout, are to agree (R-Drop: Liang et al. 2021, equation 4's α):
+    they take twice the time."""
     tokens: TokensConfig = TokensConfig()
     """How text becomes ids."""
     batches: SequencesConfig = SequencesConfig()
@@ -136,13 +139,22 @@ class ClassifyText(Task[TextBatch]):
         return len(batch.rows)
 
     def loss(self, batch: TextBatch) -> Tensor:
+        c = self.config
+        logits_BC = self._logits(batch)
+        loss = loss_of(logits_BC, batch.truth_BC, self.labels, self.weight_C, c.smoothing)
+        if not c.agreement or not self.model.training:
+            return loss
+        other_BC = self._logits(batch)
+        loss = (loss + loss_of(other_BC, batch.truth_BC, self.labels, self.weight_C, c.smoothing)) / 2
+        return loss + c.agreement * disagreement(logits_BC, other_BC, self.labels)
+
+    def _logits(self, batch: TextBatch) -> Tensor:
         token_BT = batch.token_BT
         if self.model.training and self.config.token_dropout:
             lost_BT = (torch.rand(token_BT.shape) < self.config.token_dropout) & batch.keep_BT
             lost_BT &= (token_BT != self.tokens.start) & (token_BT != self.tokens.end)
             token_BT = token_BT.masked_fill(lost_BT, self.tokens.unk)
-        logits_BC = self.model(token_BT, batch.keep_BT).float()
-        return loss_of(logits_BC, batch.truth_BC, self.labels, self.weight_C, self.config.smoothing)
+        return self.model(token_BT, batch.keep_BT).float()
 
     def validate(self) -> Scores | None:
         valid = self.valid_set
@@ -240,6 +252,14 @@ class _Epoch:
 def build(config: BertClassifierConfig | TextCnnConfig) -> TextClassifier:
     """The model of a config whose vocabulary and labels are known."""
     return TextCnn(config) if isinstance(config, TextCnnConfig) else BertClassifier(config)
+
+
+def disagreement(one_BC: Tensor, other_BC: Tensor, labels: Labels) -> Tensor:
+    """Half the sum of both Kullback-Leibler divergences between what two passes say (equation 2), summed over texts."""
+    if labels.multiple:  # each label is a choice of two, with logits x and 0
+        one_BC, other_BC = (torch.stack((x_BC, torch.zeros_like(x_BC)), -1) for x_BC in (one_BC, other_BC))
+    one_BC, other_BC = one_BC.log_softmax(-1), other_BC.log_softmax(-1)
+    return ((one_BC.exp() - other_BC.exp()) * (one_BC - other_BC)).sum() / 2
 
 
 def evaluate(classifier: Classifier, config: ClassifyTextConfig, asked: Asked) -> Evaluation:
