@@ -162,7 +162,7 @@ def test_every_preset_builds_and_returns_from_the_command_line(
 def cost(model: nn.Module, channels: int, size: tuple[int, int]) -> tuple[int, int]:
     """How many numbers it learns, and what a picture costs, in FLOPs as torch counts them: two for a product."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.zeros(1, channels, *size))
+        model(torch.empty(1, channels, *size, device="meta"))
     return sum(weight.numel() for weight in model.parameters()), counter.get_total_flops()
 
 
