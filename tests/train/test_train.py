@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,15 @@ def test_a_signal_saves_says_how_to_go_on_and_changes_nothing(
     assert same_bits(bundle.read(whole / "model").tensors, bundle.read(model).tensors)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """As in a terminal: a shell lets what it starts in the background ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_signal_stops_at_once(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         train(recipe(tmp_path), tmp_path / "run", display=Shown(press(signal.SIGINT, times=2)))
