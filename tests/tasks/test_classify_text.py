@@ -176,7 +176,7 @@ def test_passes_that_agree_add_nothing_and_others_do():
     losses = [loss_of(logits, batch.truth_BC, task.labels) for logits in (one, other)]
     wanted = sum(losses) / 2 + 3 * disagreement(one, other, task.labels)
     torch.manual_seed(7)
-    assert task.loss(batch).item() == pytest.approx(float(wanted), rel=1e-5)
+    assert task.loss(batch).item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
 def test_tokens_are_dropped_in_training_alone_and_never_the_ends():
