@@ -21,8 +21,8 @@ def in_workers(work: Callable[[Item], Output], items: Sequence[Item], workers: i
 
     A search is thousands of calls too small for torch's threads, which split each and wait for one another after it;
     and threads of Python's wait for its lock: two of them searched no faster than one (two Zen 5 cores).
-    They begin as copies, so neither weights
-    nor items are sent, only what comes of them. Where there is no fork that can be trusted, this process does it all.
+    Processes begin as copies, so neither weights nor items are sent, only what comes of them. Where there is no fork that
+    can be trusted, this process does it all.
     """
     workers = min(workers, len(items))
     if workers < 2 or sys.platform != "linux" or torch.cuda.is_initialized():
