@@ -19,10 +19,10 @@ Output = TypeVar("Output")
 def in_workers(work: Callable[[Item], Output], items: Sequence[Item], workers: int) -> list[Output]:
     """What `work` makes of each item, in their order, by so many processes that are copies of this one.
 
-    A search is thousands of calls too small for torch's threads, which split each and wait for one another after it; and
-    threads of Python's wait for its lock. Processes never wait: two searched 1.5 times as fast as two of torch's
-    threads, which two of Python's were no faster than one (two Zen 5 cores). They begin as copies, so neither weights
-    nor items are sent, only what comes of them. Where there is no fork that can be trusted, this process does it all.
+    A search is thousands of calls too small for torch's threads, which split each and wait for one another after it;
+    and threads of Python's wait for its lock: two of them searched no faster than one (two Zen 5 cores).
+    Processes begin as copies, so neither weights nor items are sent, only what comes of them. Where there is no fork that
+    can be trusted, this process does it all.
     """
     workers = min(workers, len(items))
     if workers < 2 or sys.platform != "linux" or torch.cuda.is_initialized():
